@@ -39,6 +39,12 @@ def fitted(silos: Sequence[TableSilo], **request: Any) -> Schema:
     return fit("made", LocalSilos(silos), Request("y", **request)).schema
 
 
+def test_a_column_with_numbers_in_test_rows_only_is_refused_by_name() -> None:
+    columns = {"a": [1.0, 2.0, 3.0, 4.0], "b": [math.nan, math.nan, 5.0, 6.0]}
+    with pytest.raises(FedskewError, match="column 'b' has no value in any training row; drop=b"):
+        fitted([silo("s", columns, rows=2)])
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     st.lists(st.lists(numbers, min_size=2, max_size=12), min_size=1, max_size=5),

@@ -27,17 +27,30 @@ def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
         spec = parse(spec, datasets.kind)
     if isinstance(spec, Choice):
         spec = {"name": spec.name, **spec.options}
-    path = spec.get("name") if isinstance(spec, Mapping) else None
-    if isinstance(path, str) and path not in datasets:
-        reader = _reader_of(path, "label" in spec)
-        if reader and "path" in spec:
-            raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
-        if reader:
-            where = {"paths": (path,)} if reader == "silos" else {"path": path}
-            spec = {"name": reader, **where} | {
-                key: value for key, value in spec.items() if key != "name"
-            }
+    if isinstance(spec, Mapping):
+        spec = _with_reader(spec)
     return datasets.choose(spec)
+
+
+def _with_reader(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table with the reader as its name, if its name is a path."""
+    path = spec.get("name")
+    if not isinstance(path, str) or path in datasets:
+        return spec
+    reader = _reader_of(path, "label" in spec)
+    if not reader:
+        return spec
+    if "path" in spec:
+        raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
+    read: dict[str, Any] = {"name": reader}
+    if reader == "silos":
+        read["paths"] = (path,)
+    else:
+        read["path"] = path
+    for key, value in spec.items():
+        if key != "name":
+            read[key] = value
+    return read
 
 
 def together(specs: Sequence[str]) -> str | dict[str, Any]:
@@ -61,7 +74,8 @@ def together(specs: Sequence[str]) -> str | dict[str, Any]:
                     f"--data {spec}: {key}={value} here and {key}={options[key]} before: all files have the same "
                     "options, and giving them once is enough"
                 )
-    return {"name": "silos", "paths": tuple(part.name for part in parts), **options}
+    paths = [part.name for part in parts]
+    return {"name": "silos", "paths": tuple(paths), **options}
 
 
 def _reader_of(path: str, labelled: bool) -> str | None:
@@ -103,11 +117,14 @@ def load(
     choice = choose(spec)
     read = datasets.get(choice.name)(**choice.options)
     if isinstance(read, Dataset):
-        result = replace(read, name=str(choice))
+        data = replace(read, name=str(choice))
         if validation:
-            return result.hold_out(validation, seed)
-        return result
-    return read.build(str(choice), Split("validation", validation, seed) if validation else None)
+            return data.hold_out(validation, seed)
+        return data
+    split = None
+    if validation:
+        split = Split("validation", validation, seed)
+    return read.build(str(choice), split)
 
 
 @dataclass(frozen=True)
@@ -133,10 +150,9 @@ def _entry(name: str) -> Entry:
     missing = source.missing()
     state: Literal["present", "partly", "missing"] = "present"
     if missing:
-        if len(missing) == len(source.files):
-            state = "missing"
-        else:
-            state = "partly"
+        state = "partly"
+    if missing and len(missing) == len(source.files):
+        state = "missing"
     return Entry(name, datasets.summary(name), state, bool(source.downloads), source.licence)
 
 
@@ -160,23 +176,28 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
     """Load a data set and return what is in it; raise an error for whatever is wrong with it."""
     data = load(spec)
     source = sources.get(choose(spec).name)
+    licence = ""
+    if source is not None:
+        licence = source.licence
     y = data.train.y
-    if data.target == "number":
-        counts = []
+    classes: dict[str, int] = {}
+    notes = data.notes
+    if data.target == "class":
+        counts = np.bincount(y, minlength=len(data.classes))
+        classes = dict(zip(data.classes, counts.tolist(), strict=True))
+    elif data.target == "labels":
+        classes = dict(zip(data.classes, y.sum(0).tolist(), strict=True))
     else:
-        counts = (y.sum(0) if y.ndim > 1 else np.bincount(y, minlength=len(data.classes))).tolist()
-    if data.target == "number":
         spread = f"the target is a number from {y.min():g} to {y.max():g}, mean {y.mean():g}"
-    else:
-        spread = ""
+        notes = (spread, *notes)
     return Facts(
         name=data.name,
-        licence=source.licence if source else "",
+        licence=licence,
         rows={"train": len(data.train), "test": len(data.test)},
         shape=data.shape,
-        classes=dict(zip(data.classes, counts, strict=True)),
+        classes=classes,
         groups=len(data.groups),
-        notes=((spread,) if spread else ()) + data.notes,
+        notes=notes,
         clients={silo.name: silo.rows for silo in data.silos},
         differences=data.differences,
     )

@@ -53,11 +53,17 @@ def categories(column: "Column") -> tuple[Ints, list[str]]:
         raise FedskewError(
             f"column {column.name!r} holds lists or the like, expected one value a row"
         ) from None
-    texts = [*(text_of(value) for value in values), MISSING]
+    texts = [text_of(value) for value in values]
+    texts.append(MISSING)
     # Different values may read the same (1 and "1"): they are one category.
     names = list(dict.fromkeys(texts))
-    position = {text: number for number, text in enumerate(names)}
-    return np.array([position[text] for text in texts], dtype=np.int64)[codes], names
+    return numbers_of(texts, names)[codes], names
+
+
+def numbers_of(texts: "Iterable[str]", names: "Iterable[str]") -> Ints:
+    """Return the place of each text among the names."""
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place[text] for text in texts], dtype=np.int64)
 
 
 def text_of(value: Any) -> str:
@@ -85,6 +91,29 @@ def with_decimal_commas(
     but not 1,234), and no other column has decimal points. ``as_text`` reads columns again as they are written: points
     that may divide thousands, and that the first reading has taken for decimal ones, are refused.
     """
+    with_commas = _columns_with_commas(frame, left_out)
+    if not _any_match(with_commas, _NO_THOUSANDS):
+        return frame
+    written = _fractions_as_text(frame, as_text)
+    if _any_match(written, _DECIMAL_POINT):
+        return frame
+    for title, texts in written.items():
+        if texts.str.contains(".", regex=False).any():
+            first = next(iter(with_commas))
+            raise FedskewError(
+                f"{where}: column {first!r} has decimal commas, and column {title!r} has points: write "
+                f"numbers in one way, say categorical={first}, or leave one out with drop={title}"
+            )
+    frame = frame.copy()
+    for title, texts in with_commas.items():
+        plain = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+        frame[title] = plain.astype(float).reindex(frame.index)
+    frame.attrs[DECIMAL_COMMAS] = list(with_commas)
+    return frame
+
+
+def _columns_with_commas(frame: "Frame", left_out: "Container[str]") -> "dict[str, Column]":
+    """Return the texts of the columns in which all of them may be numbers with a decimal comma."""
     found: dict[str, Column] = {}
     for title, column in frame.items():
         if title in left_out or not is_text(column):
@@ -92,33 +121,32 @@ def with_decimal_commas(
         texts = column.dropna().astype(str).str.strip()
         if texts.str.fullmatch(_DECIMAL_COMMA).all() and texts.str.contains(",", regex=False).any():
             found[str(title)] = texts
-    if not any(texts.str.fullmatch(_NO_THOUSANDS).any() for texts in found.values()):
-        return frame
-    with_points = []
+    return found
+
+
+def _fractions_as_text(
+    frame: "Frame", as_text: "Callable[[list[str]], Frame]"
+) -> "dict[str, Column]":
+    """Return the columns that were read as numbers with a fraction, as they are written in the file."""
+    titles = []
     for title in frame.columns:
         if getattr(frame[title].dtype, "kind", "O") == "f":
-            with_points.append(str(title))
-    if with_points:
-        written = as_text(with_points)
-    else:
-        written = frame[[]]
-    if any(
-        column.dropna().str.strip().str.fullmatch(_DECIMAL_POINT).any()
-        for _, column in written.items()
-    ):
-        return frame
-    for title, column in written.items():
-        if column.dropna().str.contains(".", regex=False).any():
-            raise FedskewError(
-                f"{where}: column {next(iter(found))!r} has decimal commas, and column {title!r} has points: write "
-                f"numbers in one way, say categorical={next(iter(found))}, or leave one out with drop={title}"
-            )
-    frame = frame.copy()
-    for title, texts in found.items():
-        plain = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-        frame[title] = plain.astype(float).reindex(frame.index)
-    frame.attrs[DECIMAL_COMMAS] = list(found)
-    return frame
+            titles.append(str(title))
+    if not titles:
+        return {}
+    table = as_text(titles)
+    written: dict[str, Column] = {}
+    for title in titles:
+        written[title] = table[title].dropna().str.strip()
+    return written
+
+
+def _any_match(columns: "Mapping[str, Column]", pattern: re.Pattern[str]) -> bool:
+    """Return whether a text of any column has the form of the pattern."""
+    for texts in columns.values():
+        if texts.str.fullmatch(pattern).any():
+            return True
+    return False
 
 
 def is_text(column: "Column") -> bool:
@@ -130,23 +158,29 @@ def is_text(column: "Column") -> bool:
 
 def refuse_other_numbers(where: str, title: str, texts: "Sequence[str]") -> None:
     """Raise an error for texts most of which are numbers in another way of writing; none of them is quoted."""
-    numbers = []
+    like_numbers = 0
+    unreadable = 0
     for text in texts:
         if _GROUPED.fullmatch(text.strip()) or _DECIMAL_COMMA.fullmatch(text.strip()):
-            numbers.append(text)
-    odd = [text for text in numbers if not is_number(text)]
-    if not odd or 2 * len(numbers) <= len(texts):
-        return
-    raise FedskewError(
-        f"{where}: column {title!r} holds numbers with commas, or with signs between thousands: write them with a "
-        f"decimal point and nothing between thousands, or say categorical={title} or drop={title}"
-    )
+            like_numbers += 1
+            if not is_number(text):
+                unreadable += 1
+    if unreadable and 2 * like_numbers > len(texts):
+        raise FedskewError(
+            f"{where}: column {title!r} holds numbers with commas, or with signs between thousands: write them with a "
+            f"decimal point and nothing between thousands, or say categorical={title} or drop={title}"
+        )
 
 
 def odd_one(column: "Column") -> str:
     """Return the first text of a column that is no number, or else its first value."""
     texts = [text_of(value) for value in column.dropna().unique().tolist()]
-    return next((text for text in texts if not is_number(text)), texts[0] if texts else "")
+    for text in texts:
+        if not is_number(text):
+            return text
+    if not texts:
+        return ""
+    return texts[0]
 
 
 def is_numeric(column: "Column") -> bool:
@@ -187,7 +221,7 @@ def numbers(name: str, what: str, column: "Column") -> NDArray[np.float32]:
 
     refuse_missing(name, what, column)
     if not pd.api.types.is_numeric_dtype(column.dtype):
-        odd = next((value for value in column if not is_number(str(value))), column.iloc[0])
+        odd = _first_odd(column)
         raise FedskewError(
             f"{name}: {what} holds {odd!r}, and target=number takes numbers: correct it, or leave target= out"
         )
@@ -197,18 +231,26 @@ def numbers(name: str, what: str, column: "Column") -> NDArray[np.float32]:
     return result
 
 
+def _first_odd(column: "Column") -> Any:
+    """Return the first value of a column that does not read as a number, or else its first one."""
+    for value in column:
+        if not is_number(str(value)):
+            return value
+    return column.iloc[0]
+
+
 def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8]:
     """Columns of 0 and 1 (or of true and false) as a matrix, one column a label."""
-    result = []
+    labels = []
     for title, column in columns.items():
         refuse_missing(name, f"column {title!r}", column)
-        odd = next((value for value in column.unique() if value not in (0, 1)), None)
-        if odd is not None:
-            raise FedskewError(
-                f"{name}: column {title!r} holds {text_of(odd)}, and target=labels takes 0 and 1: correct it"
-            )
-        result.append(column.to_numpy().astype(np.uint8))
-    return np.stack(result, axis=1)
+        for value in column.unique():
+            if value not in (0, 1):
+                raise FedskewError(
+                    f"{name}: column {title!r} holds {text_of(value)}, and target=labels takes 0 and 1: correct it"
+                )
+        labels.append(column.to_numpy().astype(np.uint8))
+    return np.stack(labels, axis=1)
 
 
 def refuse_missing(name: str, what: str, part: "Column") -> None:
@@ -250,22 +292,27 @@ def number_labels(
     """Return labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
     for part in parts:
         refuse_fractions(name, what, part)
-    found, names = number_groups(name, what, parts)
+    numbered, names = number_groups(name, what, parts)
     refuse_one_class(name, what, names)
-    return found, names
+    return numbered, names
 
 
 def number_groups(
     name: str, what: str, parts: "list[Column]"
 ) -> tuple[list[Ints], tuple[str, ...]]:
     """Return values of any type as 0 … K-1 in sorted order over all parts, and their names; none may be missing."""
-    found = [distinct(name, what, part) for part in parts]
-    names = names_in_order([values for _, values in found])
-    place = {text: number for number, text in enumerate(names)}
-    ranks = []
-    for _, values in found:
-        ranks.append(np.array([place[text_of(value)] for value in values], dtype=np.int64))
-    return [rank[codes] for rank, (codes, _) in zip(ranks, found, strict=True)], names
+    codes = []
+    values = []
+    for part in parts:
+        own_codes, own_values = distinct(name, what, part)
+        codes.append(own_codes)
+        values.append(own_values)
+    names = names_in_order(values)
+    numbered = []
+    for own_codes, own_values in zip(codes, values, strict=True):
+        texts = [text_of(value) for value in own_values]
+        numbered.append(numbers_of(texts, names)[own_codes])
+    return numbered, names
 
 
 def distinct(name: str, what: str, part: "Column") -> tuple[Ints, list[Any]]:
@@ -284,18 +331,17 @@ def distinct(name: str, what: str, part: "Column") -> tuple[Ints, list[Any]]:
 
 def class_counts(name: str, what: str, parts: "Iterable[Column]") -> dict[Any, int]:
     """Return the rows of each class over all parts; classes are whole numbers or text."""
-    result: dict[Any, int] = {}
+    rows: dict[Any, int] = {}
     for part in parts:
         refuse_fractions(name, what, part)
         codes, values = distinct(name, what, part)
-        plain = []
-        for value in values:
-            plain.append(value if isinstance(value, (int, float)) else text_of(value))
-        for value, count in zip(
-            plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True
-        ):
-            result[value] = result.get(value, 0) + count
-    return result
+        counts = np.bincount(codes, minlength=len(values)).tolist()
+        for value, count in zip(values, counts, strict=True):
+            key = value
+            if not isinstance(value, (int, float)):
+                key = text_of(value)
+            rows[key] = rows.get(key, 0) + count
+    return rows
 
 
 def names_in_order(parts: Iterable[Iterable[Any]]) -> tuple[str, ...]:
@@ -304,16 +350,18 @@ def names_in_order(parts: Iterable[Iterable[Any]]) -> tuple[str, ...]:
     >>> names_in_order([[10, 9], [2.0]]), names_in_order([[10, 9], ["9", "b"]])
     (('2', '9', '10'), ('10', '9', 'b'))
     """
-    lists = [list(part) for part in parts]
-    if len({all(isinstance(value, (int, float)) for value in part) for part in lists if part}) > 1:
+    values: list[Any] = []
+    kinds = set()
+    for part in parts:
+        own = list(part)
+        values.extend(own)
+        if own:
+            kinds.add(all(isinstance(value, (int, float)) for value in own))
+    if len(kinds) > 1:
         # 1 here and "1" there are the same
-        lists = [[text_of(value) for value in part] for part in lists]
-    values = set()
-    for part in lists:
-        for value in part:
-            values.add(value)
+        values = [text_of(value) for value in values]
     try:
-        ordered = sorted(values)
+        ordered = sorted(set(values))
     except TypeError:  # numbers and text in one column have no order of their own
-        ordered = sorted(values, key=str)
+        ordered = sorted(set(values), key=str)
     return tuple(dict.fromkeys(text_of(value) for value in ordered))

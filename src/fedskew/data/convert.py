@@ -80,20 +80,22 @@ def from_arrays(
     (('cat', 'dog'), 2, 2)
     """
     train = part_from(name, _unpack(name, data, label, group, target), target)
-    if test is None:
-        tested = None
-    else:
+    tested = None
+    if test is not None:
         tested = part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
     rows, classes, groups = split_parts(name, train, tested, target)
-    raw = Arrays(
-        train=rows[0],
-        test=Split("test", test_share, split_seed) if tested is None else rows[1],
-        classes=classes,
-        groups=groups,
-        features=train.features,
-        scaled=everything(train.x) if standardize else None,
-    )
-    return raw.build(name, Split("validation", validation, seed) if validation else None)
+    if tested is None:
+        test_rows: Rows | Split = Split("test", test_share, split_seed)
+    else:
+        test_rows = rows[1]
+    scaled = None
+    if standardize:
+        scaled = everything(train.x)
+    raw = Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled)
+    held_out = None
+    if validation:
+        held_out = Split("validation", validation, seed)
+    return raw.build(name, held_out)
 
 
 def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any]) -> Dataset:
@@ -101,45 +103,59 @@ def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any])
 
     ``options`` are those of a CSV file: label, group, drop, categorical, test, ...
     """
-    from fedskew.data.readers.user_files import table
-
-    known = {name: option for name, option in options_of(table).items() if name not in _OF_FILES}
-    for option in options:
-        if option not in known:
-            raise unknown("option of a data frame", option, known)
-    if options.get("label") is None:
-        raise FedskewError("a data frame needs label=, the column that holds the class")
-    given = {name: known[name].convert(value, "load") for name, value in options.items()}
-    drop, several = given.pop("drop", ()), isinstance(data, Mapping)
-    split = Split("test", given.pop("test", known["test"].default), given.pop("split_seed", 0))
-    if several and given.get("group") is not None:
+    given = _frame_options(options)
+    drop = given.pop("drop")
+    split = Split("test", given.pop("test"), given.pop("split_seed"))
+    several = isinstance(data, Mapping)
+    if several and given["group"] is not None:
         raise FedskewError(
             f"group={given['group']}: every data frame is a client already: leave it out"
         )
-    frames = (
-        {str(client): _named(frame) for client, frame in data.items()}
-        if several
-        else {"": _named(data)}
-    )
+    frames = _frames_by_client(data)
+    every: dict[str, None] = {}
+    for frame in frames.values():
+        every |= dict.fromkeys(frame.columns)
+    for column in drop:
+        need_column("the data frame", column, every)
+    tables = {}
+    for client, frame in frames.items():
+        dropped = [column for column in drop if column in frame.columns]
+        tables[client] = Table(train=frame.drop(columns=dropped), test=split, **given)
+    if several:
+        return SiloTables(tables).build("data frames", validation)
+    return tables[""].build("data frame", validation)
+
+
+def _frame_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a data frame: what the user gave, checked, and the defaults."""
+    from fedskew.data.readers.user_files import table
+
+    known = options_of(table)
+    for name in _OF_FILES:
+        del known[name]
+    for name in options:
+        if name not in known:
+            raise unknown("option of a data frame", name, known)
+    if options.get("label") is None:
+        raise FedskewError("a data frame needs label=, the column that holds the class")
+    given = {name: option.default for name, option in known.items()}
+    for name, value in options.items():
+        given[name] = known[name].convert(value, "load")
+    return given
+
+
+def _frames_by_client(data: Any) -> dict[str, Any]:
+    """Return the data frame of each client by its name; one that is given alone has an empty name."""
+    if not isinstance(data, Mapping):
+        return {"": _named(data)}
+    frames = {str(client): _named(frame) for client, frame in data.items()}
     if not frames:
         raise FedskewError("no data frame is given: load({'a': frame, ...}, label=...)")
-    if several and ("" in frames or len(frames) < len(data)):
+    if "" in frames or len(frames) < len(data):
         raise FedskewError(
             f"clients {', '.join(map(repr, data))}: give each a name of its own, as text"
         )
-    every = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
-    for column in drop:
-        need_column("the data frame", column, every)
-    tables = {
-        client: Table(
-            train=frame.drop(columns=[column for column in drop if column in frame.columns]),
-            test=split,
-            **given,
-        )
-        for client, frame in frames.items()
-    }
-    raw = SiloTables(tables) if several else tables[""]
-    return raw.build("data frames" if several else "data frame", validation)
+    return frames
 
 
 def _named(frame: Any) -> Any:
@@ -147,9 +163,9 @@ def _named(frame: Any) -> Any:
     if not hasattr(frame, "columns"):
         raise FedskewError(f"expected a data frame of each client, got {type(frame).__name__}")
     names = [str(column) for column in frame.columns]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise FedskewError(f"column {twice!r} is there twice: rename one or take it out")
+    for name in names:
+        if names.count(name) > 1:
+            raise FedskewError(f"column {name!r} is there twice: rename one or take it out")
     return frame.set_axis(names, axis=1).reset_index(drop=True)
 
 
@@ -192,23 +208,23 @@ def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Lo
     """Check the rows that a user gave: numbers without gaps, as many targets (and groups) as rows."""
     for part in parts:
         _refuse_datasets(name, part)
+    features: tuple[str, ...] = ()
     if hasattr(parts[0], "columns"):
-        features = tuple(str(column) for column in parts[0].columns)
-    else:
-        features = ()
+        features = tuple(map(str, parts[0].columns))
     x = _features(name, parts[0])
     y = _columns(name, "labels", parts[1], len(x), target == "labels")
+    group = None
     if len(parts) > 2:
         group = _columns(name, "groups", parts[2], len(x), False)["0"]
-    else:
-        group = None
     return Loose(x, y, group, features)
 
 
 def _refuse_datasets(name: str, values: Any) -> None:
     """Raise an error for what gives its rows one by one, as PyTorch's datasets do: NumPy might read it without end."""
-    listed = isinstance(values, (list, tuple))
-    for one in (values, *(values if listed else ())):
+    suspects = [values]
+    if isinstance(values, (list, tuple)):
+        suspects.extend(values)
+    for one in suspects:
         if (
             hasattr(one, "__getitem__")
             and not hasattr(one, "__array__")
@@ -224,36 +240,40 @@ def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Ma
     """One column, or several, of what a user gave; their names are those of a data frame, or numbers."""
     import pandas as pd
 
+    array = _array_of_columns(name, what, values, several)
+    if len(array) != rows:
+        raise FedskewError(f"{name}: {rows} rows of features but {len(array)} {what}")
+    if not several:
+        return {"0": pd.Series(array)}
+    titles = range(array.shape[1])
+    if hasattr(values, "columns"):
+        titles = values.columns
+    columns: dict[str, Column] = {}
+    for place, title in enumerate(titles):
+        columns[str(title)] = pd.Series(array[:, place])
+    return columns
+
+
+def _array_of_columns(name: str, what: str, values: Any, several: bool) -> Numbers:
+    """Return one value a row, or with ``several`` one column a label."""
     if several:
+        dimensions = 2
         expected = "a row of 0 and 1, one column a label"
     else:
+        dimensions = 1
         expected = "one number or name a row"
     try:
-        flat = _plain(values)
+        array = _plain(values)
     except ValueError:
         raise FedskewError(f"{name}: {what} of different lengths, expected {expected}") from None
-    if flat.ndim == 2 and flat.shape[1] == 1 and not several:
-        flat = flat[:, 0]
-    if (
-        flat.ndim != (2 if several else 1)
-        or flat.dtype.kind in "cV"
-        or (several and not flat.shape[1])
-    ):
+    if array.ndim == 2 and array.shape[1] == 1 and not several:
+        array = array[:, 0]
+    no_column = several and array.ndim == 2 and array.shape[1] == 0
+    if array.ndim != dimensions or array.dtype.kind in "cV" or no_column:
         raise FedskewError(
-            f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected {expected}"
+            f"{name}: {what} of shape {array.shape} and type {array.dtype}, expected {expected}"
         )
-    if len(flat) != rows:
-        raise FedskewError(f"{name}: {rows} rows of features but {len(flat)} {what}")
-    if not several:
-        return {"0": pd.Series(flat)}
-    if hasattr(values, "columns"):
-        names = values.columns
-    else:
-        names = range(flat.shape[1])
-    result: dict[str, Column] = {}
-    for place, title in enumerate(names):
-        result[str(title)] = pd.Series(flat[:, place])
-    return result
+    return array
 
 
 def _plain(values: Any) -> Numbers:
@@ -303,10 +323,9 @@ def split_parts(
     name: str, train: Loose, test: Loose | None, target: Target = "class"
 ) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
     """Return the parts with numbered labels and groups, and the names of both."""
-    if test is None:
-        parts = [train]
-    else:
-        parts = [train, test]
+    parts = [train]
+    if test is not None:
+        parts.append(test)
     for part in parts:
         if part.x.shape[1:] != train.x.shape[1:]:
             raise FedskewError(
@@ -320,15 +339,13 @@ def split_parts(
     groups: list[Ints | None] = [None] * len(parts)
     names: tuple[str, ...] = ()
     if train.group is not None:
-        numbers, names = number_groups(
-            name, "group", [part.group for part in parts if part.group is not None]
-        )
-        groups = list(numbers)
-    return (
-        [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)],
-        classes,
-        names,
-    )
+        columns = [part.group for part in parts if part.group is not None]
+        numbered, names = number_groups(name, "group", columns)
+        groups = list(numbered)
+    rows = []
+    for part, y, group in zip(parts, labels, groups, strict=True):
+        rows.append(Rows(part.x, y, group))
+    return rows, classes, names
 
 
 def client_parts(

@@ -68,10 +68,9 @@ class Rows:
             return self.bins.of
         if self.target == "class":
             return self.y
+        what = "several labels a row"
         if self.target == "number":
             what = "numbers"
-        else:
-            what = "several labels a row"
         raise FedskewError(
             f"the targets are {what} and no classes: give bins=5, say, to let bins of them stand in"
         )
@@ -81,26 +80,27 @@ class Rows:
         """What a fair split goes by: the class or its bin; without either, ten bins of the numbers or the labels."""
         if self.labelled:
             return self.labels
-        return bins_of(self.y, DEFAULT_BINS if self.target == "number" else len(self.y) + 1).of
+        if self.target == "number":
+            return bins_of(self.y, DEFAULT_BINS).of
+        return bins_of(self.y, len(self.y) + 1).of
 
     @property
     def strata(self) -> Ints:
         """Return what a split keeps in proportion: the label, and the group inside each label."""
         kinds = self.kinds
-        return (
-            kinds
-            if self.group is None or not len(kinds)
-            else kinds * (self.group.max() + 1) + self.group
-        )
+        if self.group is None or not len(kinds):
+            return kinds
+        strata: Ints = kinds * (self.group.max() + 1) + self.group
+        return strata
 
     def take(self, index: Ints) -> "Rows":
         """Return the rows at these positions, in this order."""
-        group, series = (
-            None if part is None else part[index] for part in (self.group, self.series)
-        )
-        if self.bins is None:
-            bins = None
-        else:
+        group = series = bins = None
+        if self.group is not None:
+            group = self.group[index]
+        if self.series is not None:
+            series = self.series[index]
+        if self.bins is not None:
             bins = self.bins.take(index)
         return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
 
@@ -109,16 +109,12 @@ class Rows:
         """Return the rows of all parts, in their order; their groups are numbered alike."""
         if len(parts) == 1:
             return parts[0]
+        x = np.concatenate([part.x for part in parts])
+        y = np.concatenate([part.y for part in parts])
         groups = [part.group for part in parts if part.group is not None]
-        if len(groups) == len(parts):
-            group = np.concatenate(groups)
-        else:
-            group = None
-        return Rows(
-            np.concatenate([part.x for part in parts]),
-            np.concatenate([part.y for part in parts]),
-            group,
-        )
+        if len(groups) < len(parts):
+            return Rows(x, y)
+        return Rows(x, y, np.concatenate(groups))
 
 
 @dataclass(frozen=True)
@@ -148,23 +144,10 @@ class Dataset:
     schema: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        for part, rows in (
-            ("train", self.train),
-            ("test", self.test),
-            ("validation", self.validation),
-        ):
-            if rows is not None:
-                _check_rows(
-                    f"{self.name}: {part}",
-                    rows,
-                    len(self.classes),
-                    len(self.groups),
-                    self.train.x.shape[1:],
-                )
-                if rows.target != self.target:
-                    raise FedskewError(
-                        f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train"
-                    )
+        self._check_part("train", self.train)
+        self._check_part("test", self.test)
+        if self.validation is not None:
+            self._check_part("validation", self.validation)
         for name in (*self.classes, *self.groups, *self.features):
             if not is_utf8(name):
                 raise FedskewError(
@@ -172,6 +155,14 @@ class Dataset:
                 )
         if len(self.train) == 0:
             raise FedskewError(f"{self.name}: there are no training rows")
+
+    def _check_part(self, part: str, rows: Rows) -> None:
+        where = f"{self.name}: {part}"
+        _check_rows(where, rows, len(self.classes), len(self.groups), self.shape)
+        if rows.target != self.target:
+            raise FedskewError(
+                f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train"
+            )
 
     def __repr__(self) -> str:
         said = []
@@ -185,20 +176,18 @@ class Dataset:
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {}
         for part, rows in self._parts.items():
-            if rows is None:
-                facts[f"{part} rows"] = None
-            else:
+            facts[f"{part} rows"] = None
+            if rows is not None:
                 facts[f"{part} rows"] = len(rows)
-        facts |= {
-            "features": self._features,
-            "targets": self._targets,
-            "groups": len(self.groups) or None,
-        }
-        facts |= {
-            "classes" if self.target == "class" else "labels": ", ".join(few(self.classes, _NAMED))
-            or None
-        }
-        return facts_as_html(self.name, {**facts, "notes": "; ".join(self.notes) or None})
+        facts["features"] = self._features
+        facts["targets"] = self._targets
+        facts["groups"] = len(self.groups) or None
+        called = "labels"
+        if self.target == "class":
+            called = "classes"
+        facts[called] = ", ".join(few(self.classes, _NAMED)) or None
+        facts["notes"] = "; ".join(self.notes) or None
+        return facts_as_html(self.name, facts)
 
     @property
     def _parts(self) -> "dict[str, Rows | None]":
@@ -206,17 +195,20 @@ class Dataset:
 
     @property
     def _features(self) -> str:
+        what = "feature"
         if self.features:
             what = "column"
-        else:
-            what = "feature"
-        return f"{' x '.join(map(str, self.shape))} {what}{'' if self.shape == (1,) else 's'}"
+        if self.shape != (1,):
+            what += "s"
+        return f"{' x '.join(map(str, self.shape))} {what}"
 
     @property
     def _targets(self) -> str:
-        return {"class": f"{len(self.classes)} classes", "number": "numbers"}.get(
-            self.target, f"{len(self.classes)} labels"
-        )
+        if self.target == "number":
+            return "numbers"
+        if self.target == "class":
+            return f"{len(self.classes)} classes"
+        return f"{len(self.classes)} labels"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -254,9 +246,8 @@ class Dataset:
             raise FedskewError(
                 f"bins={bins}: the targets of {self.name} are classes, which need no bins: leave it out"
             )
-        return replace(
-            self, train=replace(self.train, bins=bins_of(self.train.y, bins, self.classes))
-        )
+        made = bins_of(self.train.y, bins, self.classes)
+        return replace(self, train=replace(self.train, bins=made))
 
     def hold_out(self, share: float, seed: int) -> "Dataset":
         """Move a stratified share of the training rows into the validation part (per-layer FedProx: 12,000 of 60,000).
@@ -308,32 +299,44 @@ class Raw(Protocol):
 
 
 def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[int, ...]) -> None:
-    if rows.x.shape[0] != len(rows.y):
-        raise FedskewError(f"{where}: {rows.x.shape[0]} rows of features but {len(rows.y)} labels")
-    if rows.x.shape[1:] != shape or not shape:
-        raise FedskewError(
-            f"{where}: features of shape {rows.x.shape[1:]}, expected {shape or 'at least one feature'}"
-        )
-    if rows.x.dtype != np.float32:
-        raise FedskewError(f"{where}: features of type {rows.x.dtype}, expected float32")
+    _check_features(where, rows.x, len(rows), shape)
     check_targets(where, rows.y, classes)
-    # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
-    if not np.isfinite(np.sum(rows.x, dtype=np.float64)):
-        bad = int(np.argmin(np.isfinite(rows.x.reshape(len(rows.y), -1)).all(axis=1)))
-        raise FedskewError(
-            f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values"
-        )
-    if rows.group is not None and (
-        len(rows.group) != len(rows.y)
-        or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
-    ):
+    _check_finite(where, rows.x)
+    if rows.group is not None and not _are_numbered(rows.group, len(rows), groups):
         raise FedskewError(f"{where}: group numbers do not match the {groups} group names")
     if rows.unit is not None and rows.unit.shape != rows.x.shape[1:2]:
         raise FedskewError(
             f"{where}: units of shape {rows.unit.shape} for features of shape {shape}"
         )
-    if rows.series is not None and len(rows.series) != len(rows.y):
-        raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows.y)} rows")
+    if rows.series is not None and len(rows.series) != len(rows):
+        raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows)} rows")
+
+
+def _check_features(where: str, x: Features, rows: int, shape: tuple[int, ...]) -> None:
+    if len(x) != rows:
+        raise FedskewError(f"{where}: {len(x)} rows of features but {rows} labels")
+    if x.shape[1:] != shape or not shape:
+        raise FedskewError(
+            f"{where}: features of shape {x.shape[1:]}, expected {shape or 'at least one feature'}"
+        )
+    if x.dtype != np.float32:
+        raise FedskewError(f"{where}: features of type {x.dtype}, expected float32")
+
+
+def _check_finite(where: str, x: Features) -> None:
+    # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
+    if not np.isfinite(np.sum(x, dtype=np.float64)):
+        bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
+        raise FedskewError(
+            f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values"
+        )
+
+
+def _are_numbered(group: Ints, rows: int, groups: int) -> bool:
+    """Return whether every row has the number of a group."""
+    if len(group) != rows:
+        return False
+    return rows == 0 or bool(0 <= group.min() <= group.max() < groups)
 
 
 def stratified(y: Ints, share: float, stream: Stream) -> tuple[Ints, Ints]:

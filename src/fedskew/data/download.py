@@ -49,11 +49,13 @@ def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
         raise FedskewError(f"{name} needs no download")
     if not source.downloads:
         raise FedskewError(f"{name} cannot be fetched: {how_to_get(name)}")
+    # What is in the way of any of them is found before the first is fetched
     wanted = []
     for download in source.downloads:
         if not _is_complete(download, source.files):
             wanted.append(download)
-    return tuple(_fetch_one(download, progress or _silent) for download in wanted)
+    fetched = [_fetch_one(download, progress or _silent) for download in wanted]
+    return tuple(fetched)
 
 
 def _silent(file: str, done: int, total: int | None) -> None:
@@ -66,11 +68,11 @@ def _is_complete(download: Download, files: tuple[str, ...]) -> bool:
     if not target.exists():
         return False
     if download.archive:
-        lacking = [file for file in files if not is_there(file)]
-        if lacking:
-            raise FedskewError(
-                f"{target} is there but lacks {lacking[0]}: move that folder away, then fetch again"
-            )
+        for file in files:
+            if not is_there(file):
+                raise FedskewError(
+                    f"{target} is there but lacks {file}: move that folder away, then fetch again"
+                )
     elif not _matches(target, download.checksum):
         raise FedskewError(
             f"{target} is there but does not have the published {download.checksum}: move it away, then fetch again"
@@ -368,19 +370,20 @@ class _Member(NamedTuple):
 
 def _zip_member(member: zipfile.ZipInfo) -> _Member:
     kind = stat.S_IFMT(member.external_attr >> 16)
+    odd = ""
     if member.flag_bits & 1:
         odd = "is encrypted"
     elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         odd = "is no file"
-    else:
-        odd = ""
     # No more than file_size bytes are unpacked
     return _Member(member.filename, member.file_size, odd)
 
 
 def _tar_member(member: tarfile.TarInfo) -> _Member:
-    plain = member.isdir() or (member.isreg() and not member.issparse())
-    return _Member(member.name, member.size, "" if plain else "is no file")
+    odd = "is no file"
+    if member.isdir() or (member.isreg() and not member.issparse()):
+        odd = ""
+    return _Member(member.name, member.size, odd)
 
 
 def _check_members(name: str, archive: Path, members: Iterable[_Member]) -> None:

@@ -34,12 +34,11 @@ class LabelColumns:
     def counts(self, partition: Partition, clients: Ints) -> Ints:
         """Return how many rows of each column these clients hold: client x column."""
         if self.of.ndim == 2:
-            return np.stack(
-                [
-                    self.of[partition.of(int(client))].sum(axis=0, dtype=np.int64)
-                    for client in clients
-                ]
-            )
+            counts = []
+            for client in clients:
+                own = self.of[partition.of(int(client))]
+                counts.append(own.sum(axis=0, dtype=np.int64))
+            return np.stack(counts)
         return partition.counts(self.of, len(self.names), clients)
 
 
@@ -67,34 +66,26 @@ class Federation:
         columns = self.label_columns
         shown = np.arange(min(self.clients, _SHOWN))
         counts = columns.counts(self.partition, shown)
-        rows = []
+        rows: list[list[Any]] = []
         for client in shown.tolist():
-            rows.append(
-                [
-                    self.client_names[client],
-                    int(self.partition.sizes[client]),
-                    *counts[client, :_SHOWN].tolist(),
-                ]
-            )
+            name = self.client_names[client]
+            size = int(self.partition.sizes[client])
+            rows.append([name, size, *counts[client, :_SHOWN].tolist()])
         if self.clients > _SHOWN:
-            more = [[f"… and {self.clients - _SHOWN:,} more"]]
-        else:
-            more = []
-        return rows_as_html(
-            f"{self._said}; rows by {columns.title}",
-            ["client", "rows", *few(columns.names, _SHOWN)],
-            [*rows, *more],
-        )
+            rows.append([f"… and {self.clients - _SHOWN:,} more"])
+        title = f"{self._said}; rows by {columns.title}"
+        return rows_as_html(title, ["client", "rows", *few(columns.names, _SHOWN)], rows)
 
     @property
     def _said(self) -> str:
         skew = self.recipe.get("skew")
         if isinstance(skew, Mapping):
-            name = skew["name"]
-        else:
-            name = skew
+            skew = skew["name"]
+        name = self.data.name
+        if skew:
+            name = f"{name}, {skew}"
         rows = f"{len(self.partition.rows):,} training rows at {self.clients:,} clients, {self.partition.spread} each"
-        return f"{self.data.name}{f', {name}' if name else ''}: {rows}"
+        return f"{name}: {rows}"
 
     @property
     def train(self) -> Rows:
@@ -133,15 +124,17 @@ class Federation:
     @cached_property
     def _group_of(self) -> Ints | None:
         """The group that each client is, if each is one and another than the others."""
-        group, sizes = self.data.train.group, self.partition.sizes
+        group = self.data.train.group
+        sizes = self.partition.sizes
         if group is None or not sizes.all():
             return None
         held = group[self.partition.rows]
         first = held[self.partition.offsets[:-1]]
-        same = len(np.unique(first)) == len(first) and np.array_equal(held, np.repeat(first, sizes))
-        if same:
-            return first
-        return None
+        if len(np.unique(first)) < len(first):
+            return None
+        if not np.array_equal(held, np.repeat(first, sizes)):
+            return None
+        return first
 
     def client_number(self, client: int | str) -> int:
         """Return the number of a client that is given by its name or its number."""

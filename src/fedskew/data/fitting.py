@@ -82,15 +82,15 @@ class ColumnFacts:
         >>> ColumnFacts("text", "", 0, counts={"icu": 9, "mayor": 1, "other": 5}).without_rare().counts
         {'icu': 9, 'other': 6}
         """
-        counts = dict[str, int]()
+        counts: dict[str, int] = {}
         rare = 0
         rows = 0
         for value, count in self.counts.items():
             if count >= FEWEST_ROWS or value == MISSING:
                 counts[value] = count
             else:
-                rare = rare + 1
-                rows = rows + count
+                rare += 1
+                rows += count
         if rare:
             counts[OTHER] = counts.pop(OTHER, 0) + rows
         return replace(self, counts=counts, rare=rare)
@@ -141,19 +141,19 @@ class Moments:
     def merged(parts: "Sequence[Moments]") -> "Moments":
         """Return the moments of the numbers of all parts; the order of the parts does not matter."""
         base = max(parts, key=lambda part: (part.count, part.mean, part.error))
-        apart = [(part.mean - base.mean) + (part.error - base.error) for part in parts]
         count = sum(part.count for part in parts)
         try:
-            shift = (
-                math.fsum(part.count * by for part, by in zip(parts, apart, strict=True)) / count
-            )
-            squares = math.fsum(
-                part.squares + part.count * (by - shift) ** 2
-                for part, by in zip(parts, apart, strict=True)
-            )
+            shift = math.fsum(part.count * part._apart(base) for part in parts) / count
+            squares = []
+            for part in parts:
+                squares.append(part.squares + part.count * (part._apart(base) - shift) ** 2)
+            return Moments(count, base.mean + shift, base.error, math.fsum(squares))
         except (OverflowError, ValueError):  # numbers too large to add up
             return Moments(count, math.nan, math.nan, math.nan)
-        return Moments(count, base.mean + shift, base.error, squares)
+
+    def _apart(self, base: "Moments") -> float:
+        """Return by how much the mean is above that of ``base``."""
+        return (self.mean - base.mean) + (self.error - base.error)
 
     @property
     def deviation(self) -> float:
@@ -190,29 +190,26 @@ class Fitted:
 def fit(name: str, silos: Silos, request: Request) -> Fitted:
     """Fit one schema for all silos."""
     described = tuple(silos.describe(request))
-    titles = list(dict.fromkeys(title for one in described for title in one.columns))
+    titles: dict[str, None] = {}
+    for one in described:
+        titles |= dict.fromkeys(one.columns)
     for column in request.categorical:
         need_column(name, column, titles)
-    kinds = {title: _kind(name, title, described) for title in titles}
     numeric = {}
-    for title, kind in kinds.items():
-        if kind == "number":
+    for title in titles:
+        if _kind(name, title, described) == "number":
             numeric[title] = _column(title, described)
     fills = medians(silos, numeric)
+    moments: dict[str, Moments] = {}
     if request.standardize and fills:
-        parts = silos.add_up(fills)
-    else:
-        parts = []
+        moments = _moments(silos, fills)
     columns: list[Numeric | Categories] = []
     for title in titles:
         optional = any(title not in one.columns for one in described)
         if title in numeric:
-            if parts:
-                moments = Moments.merged([part[title] for part in parts])
-            else:
-                moments = None
+            fill = fills.get(title)
             columns.append(
-                _numeric(name, title, fills.get(title), moments, numeric[title], optional)
+                _numeric(name, title, fill, moments.get(title), numeric[title], optional)
             )
         else:
             columns.append(_categories(name, title, described, request, optional))
@@ -221,9 +218,9 @@ def fit(name: str, silos: Silos, request: Request) -> Fitted:
 
 
 def _classes(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
-    if request.target != "class":
-        if request.target == "labels":
-            return request.targets
+    if request.target == "labels":
+        return request.targets
+    if request.target == "number":
         return ()
     names = names_in_order(one.classes for one in described)
     refuse_one_class(name, f"column {request.label!r}", names)
@@ -274,6 +271,31 @@ def _categories(
     name: str, title: str, described: Sequence[Description], request: Request, optional: bool
 ) -> Categories:
     """Return the categories of all silos, the rarest pooled, from how often each has them."""
+    counts, pooled = _category_counts(name, title, described)
+    seen = [value for value, count in counts.items() if count]
+    seen.sort(key=lambda value: (-counts[value], value))
+    if seen == [MISSING]:
+        raise _no_value(name, title)
+    if title not in request.categorical:
+        present = [value for value in seen if value != MISSING]
+        _refuse_numbers_as_text(name, title, present)
+    most = request.max_categories
+    rows = sum(one.rows for one in described)
+    if len(seen) <= most:
+        return Categories(title, tuple(sorted(seen)), pooled, optional)
+    if 2 * len(seen) > rows:
+        raise FedskewError(
+            f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}"
+        )
+    return Categories(
+        title, tuple(sorted(seen[: most - 1])), pooled + len(seen) - most + 1, optional
+    )
+
+
+def _category_counts(
+    name: str, title: str, described: Sequence[Description]
+) -> tuple[dict[str, int], int]:
+    """Return the rows of each category over all silos, and how many rare ones a silo does not name."""
     counts: dict[str, int] = {}
     pooled = 0
     for one in described:
@@ -290,35 +312,16 @@ def _categories(
             counts[value] = counts.get(value, 0) + count
     if pooled:
         counts.pop(OTHER)  # which is the feature of all that are pooled
-    seen = sorted(
-        (value for value, count in counts.items() if count),
-        key=lambda value: (-counts[value], value),
-    )
-    if seen == [MISSING]:
-        raise _no_value(name, title)
-    if title not in request.categorical:
-        _refuse_numbers_as_text(name, title, [value for value in seen if value != MISSING])
-    most = request.max_categories
-    rows = sum(one.rows for one in described)
-    if len(seen) <= most:
-        return Categories(title, tuple(sorted(seen)), pooled, optional)
-    if 2 * len(seen) > rows:
-        raise FedskewError(
-            f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}"
-        )
-    return Categories(
-        title, tuple(sorted(seen[: most - 1])), pooled + len(seen) - most + 1, optional
-    )
+    return counts, pooled
 
 
 def _refuse_numbers_as_text(name: str, title: str, values: list[str]) -> None:
     """Raise an error for a column of numbers with a few typing errors, which would become thousands of categories."""
     odd = [value for value in values if not is_number(value)]
     if 2 * len(odd) < len(values):
+        what = "numbers kept as text"
         if odd:
             what = f"{odd[0]!r} among numbers"
-        else:
-            what = "numbers kept as text"
         raise FedskewError(
             f"{name}: column {title!r} holds {what}; correct it, or say categorical={title} or drop={title}"
         )
@@ -337,15 +340,25 @@ class _Numbers:
 
 
 def _column(title: str, described: Sequence[Description]) -> _Numbers:
-    facts = []
+    present = 0
+    low = math.inf
+    high = -math.inf
     for one in described:
-        if title in one.columns:
-            facts.append((one.rows, one.columns[title]))
-    return _Numbers(
-        sum(rows - each.missing for rows, each in facts),
-        min(each.low for _, each in facts),
-        max(each.high for _, each in facts),
-    )
+        facts = one.columns.get(title)
+        if facts is not None:
+            present += one.rows - facts.missing
+            low = min(low, facts.low)
+            high = max(high, facts.high)
+    return _Numbers(present, low, high)
+
+
+def _moments(silos: Silos, fills: Mapping[str, float]) -> dict[str, Moments]:
+    """Return the moments of columns over all silos, with missing numbers filled."""
+    parts = silos.add_up(fills)
+    merged = {}
+    for title in fills:
+        merged[title] = Moments.merged([part[title] for part in parts])
+    return merged
 
 
 def _numeric(
@@ -364,12 +377,11 @@ def _numeric(
         raise FedskewError(
             f"{name}: column {title!r} holds numbers too large to add up; drop={title}"
         )
-    # 0 also where its square is too small a number
-    if found.low == found.high:
-        deviation = 0.0
-    else:
-        deviation = moments.deviation
-    return Numeric(title, fill, moments.mean, deviation or 1.0, optional)
+    deviation = moments.deviation
+    # The deviation is also 0 where its square is too small a number
+    if found.low == found.high or deviation == 0:
+        deviation = 1.0
+    return Numeric(title, fill, moments.mean, deviation, optional)
 
 
 def keys_of(values: Floats) -> NDArray[np.uint64]:
@@ -421,34 +433,46 @@ class _Search:
 
 def medians(silos: Silos, numeric: Mapping[str, _Numbers]) -> dict[str, float]:
     """Return the median of each column that has numbers, exactly, from counts."""
-    searches = {}
-    for title, found in numeric.items():
-        if found.present:
-            low, high = keys_of(np.array([found.low, found.high])).tolist()
-            ranks = (found.present - 1) // 2, found.present // 2
-            searches[title] = [_Search((low, high), rank) for rank in dict.fromkeys(ranks)]
-    while asked := {
-        title: list(dict.fromkeys(search.interval for search in each if not search.done))
-        for title, each in searches.items()
-        if not all(search.done for search in each)
-    }:
+    searches: dict[str, list[_Search]] = {}
+    for title, numbers in numeric.items():
+        if numbers.present:
+            searches[title] = _middle_of(numbers)
+    while asked := _asked(searches):
         answers = silos.count(asked)
         for title, intervals in asked.items():
-            total = {}
-            for place, interval in enumerate(intervals):
-                total[interval] = np.sum(
-                    [answer[title][place] for answer in answers if title in answer], axis=0
-                )
-            for search in searches[title]:
-                if not search.done:
-                    search.narrow(total[search.interval])
-    found_values = {}
-    for title, each in searches.items():
-        found_values[title] = [_value_of(search.interval[0]) for search in each]
-    result: dict[str, float] = {}
-    for title, values in found_values.items():
-        if len(values) == 1:
-            result[title] = values[0]
-        else:
-            result[title] = sum(values) / 2
-    return result
+            told = [answer[title] for answer in answers if title in answer]
+            _narrow(searches[title], intervals, told)
+    found: dict[str, float] = {}
+    for title, both in searches.items():
+        values = [_value_of(search.interval[0]) for search in both]
+        found[title] = sum(values) / len(values)
+    return found
+
+
+def _middle_of(numbers: _Numbers) -> list[_Search]:
+    """Return a search for the number in the middle, or for each of the two."""
+    low, high = keys_of(np.array([numbers.low, numbers.high])).tolist()
+    ranks = (numbers.present - 1) // 2, numbers.present // 2
+    return [_Search((low, high), rank) for rank in dict.fromkeys(ranks)]
+
+
+def _asked(searches: Mapping[str, Sequence[_Search]]) -> dict[str, list[Interval]]:
+    """Return the intervals of each column whose bins are to be counted next."""
+    asked = {}
+    for title, both in searches.items():
+        intervals = [search.interval for search in both if not search.done]
+        if intervals:
+            asked[title] = list(dict.fromkeys(intervals))
+    return asked
+
+
+def _narrow(
+    searches: Sequence[_Search], intervals: Sequence[Interval], told: Sequence[Sequence[Ints]]
+) -> None:
+    """Go on with what each silo told of each interval."""
+    total = {}
+    for place, interval in enumerate(intervals):
+        total[interval] = np.sum([counts[place] for counts in told], axis=0)
+    for search in searches:
+        if not search.done:
+            search.narrow(total[search.interval])

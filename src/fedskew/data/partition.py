@@ -50,7 +50,8 @@ class Partition:
     def from_lists(cls, rows_by_client: "list[Ints]") -> "Partition":
         """Return the partition from one array of rows per client."""
         rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_by_client])
-        return cls(rows, np.concatenate([[0], np.cumsum([len(rows) for rows in rows_by_client])]))
+        sizes = [len(rows) for rows in rows_by_client]
+        return cls(rows, np.concatenate([[0], np.cumsum(sizes)]))
 
     @property
     def clients(self) -> int:
@@ -89,9 +90,9 @@ class Partition:
     @property
     def owner(self) -> Ints:
         """Return the client of each row, where every row has one (see ``check``)."""
-        result = np.empty(len(self.rows), dtype=np.int64)
-        result[self.rows] = np.repeat(np.arange(self.clients), self.sizes)
-        return result
+        owner = np.empty(len(self.rows), dtype=np.int64)
+        owner[self.rows] = np.repeat(np.arange(self.clients), self.sizes)
+        return owner
 
     def pooled(self) -> "Partition":
         """Return one client with every row, in stored order, so that the partition before does not matter."""
@@ -125,17 +126,17 @@ class Partition:
             raise FedskewError(
                 f"the partition names row {stray[0]}, but the rows are 0 … {population - 1}"
             )
-        if not overlap:
-            held = np.bincount(self.rows, minlength=population)
-            if subset:
-                wrong = held > 1
-            else:
-                wrong = held != 1
-            if np.any(wrong):
-                row = int(np.argmax(wrong))
-                raise FedskewError(
-                    f"row {row} is held by {held[row]} clients; every row must belong to exactly one"
-                )
+        if overlap:
+            return self
+        held = np.bincount(self.rows, minlength=population)
+        wrong = held != 1
+        if subset:
+            wrong = held > 1
+        if np.any(wrong):
+            row = int(np.argmax(wrong))
+            raise FedskewError(
+                f"row {row} is held by {held[row]} clients; every row must belong to exactly one"
+            )
         return self
 
     @cached_property
@@ -166,18 +167,17 @@ class Partition:
             stored = read_npz(path)
         except FedskewError as problem:
             raise FedskewError(f"{path} is not a partition file: {problem}") from None
-        found = [stored.get(name, np.zeros(0)) for name in ("rows", "offsets")]
-        if any(array.ndim != 1 or array.dtype.kind != "i" for array in found):
-            raise FedskewError(
-                f"{path} is not a partition file: it has no whole numbers as rows and offsets"
-            )
-        rows, offsets = (array.astype(np.int64) for array in found)
-        if (
-            len(offsets) < 2
-            or offsets[0] != 0
-            or offsets[-1] != len(rows)
-            or np.any(np.diff(offsets) < 0)
-        ):
+        arrays = []
+        for name in ("rows", "offsets"):
+            array = stored.get(name, np.zeros(0))
+            if array.ndim != 1 or array.dtype.kind != "i":
+                raise FedskewError(
+                    f"{path} is not a partition file: it has no whole numbers as rows and offsets"
+                )
+            arrays.append(array.astype(np.int64))
+        rows, offsets = arrays
+        whole = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(rows)
+        if not whole or np.any(np.diff(offsets) < 0):
             raise FedskewError(
                 f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows"
             )

@@ -21,13 +21,14 @@ from fedskew.data.cells import (
     is_numeric,
     label_matrix,
     numbers,
+    numbers_of,
     refuse_fractions,
     text_of,
 )
 from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
-    from fedskew.data.cells import Frame
+    from fedskew.data.cells import Column, Frame
 
 Features: TypeAlias = NDArray[np.float32]
 FORMAT = 1  # of a schema in a file
@@ -64,13 +65,33 @@ class Numeric:
 
     def write(self, frame: "Frame", x: Features) -> None:
         """Write its values into its column of ``x``."""
+        values = np.full(len(frame), np.nan)
         if self.name in frame.columns:
             values = finite(frame[self.name])
-        else:
-            values = np.full(len(frame), np.nan)
         # What single precision cannot hold becomes infinite, and is refused as such
         with np.errstate(over="ignore"):
             x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
+
+    def check(self, name: str, cells: "Column") -> None:
+        """Raise an error for a column of a new table that does not hold numbers."""
+        try:
+            finite(cells)
+        except FedskewError as problem:
+            raise FedskewError(f"{name}: {problem}") from None
+
+    def doubt(self, cells: "Column") -> str:
+        """Return a sentence if a new column has a median far from the training rows' mean; else nothing."""
+        values = finite(cells)
+        present = values[~np.isnan(values)]
+        if not len(present) or (self.mean, self.deviation) == (0.0, 1.0):
+            return ""
+        median = float(np.median(present))
+        if abs(median - self.mean) <= FAR * self.deviation:
+            return ""
+        return (
+            f"column {self.name!r} has the median {median:.4g}, and the training rows a mean of "
+            f"{self.mean:.4g} and a deviation of {self.deviation:.4g}: is it another unit?"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,11 +109,10 @@ class Categories:
     @property
     def features(self) -> tuple[str, ...]:
         """Return the names of its features."""
+        names = [f"{self.name}={value}" for value in self.values]
         if self.pooled:
-            names = (*self.values, OTHER)
-        else:
-            names = self.values
-        return tuple(f"{self.name}={value}" for value in names)
+            names.append(f"{self.name}={OTHER}")
+        return tuple(names)
 
     @property
     def unit(self) -> Floats:
@@ -106,17 +126,47 @@ class Categories:
     def write(self, frame: "Frame", x: Features) -> None:
         """Write ones into its columns of ``x``."""
         slots = {value: slot for slot, value in enumerate(self.values)}
+        other = -1
         if self.pooled:
             other = len(self.values)
-        else:
-            other = -1
         if self.name in frame.columns:
             codes, values = categories(frame[self.name])
-            slot = np.array([slots.get(value, other) for value in values], dtype=np.int64)[codes]
+            places = [slots.get(value, other) for value in values]
+            slot = np.array(places, dtype=np.int64)[codes]
         else:
             slot = np.full(len(frame), slots.get(MISSING, other))
         known = np.flatnonzero(slot >= 0)
         x[known, slot[known]] = 1
+
+    def check(self, name: str, cells: "Column") -> None:
+        """Raise an error for a column of a new table that holds numbers, where no category is one."""
+        if not is_numeric(cells) or cells.isna().all() or any(map(is_number, self.values)):
+            return
+        raise FedskewError(
+            f"{name}: column {self.name!r} holds numbers ({text_of(cells.dropna().iloc[0])}), and the "
+            f"training rows have categories there ({', '.join(self.values[:5])}): correct it"
+        )
+
+    def doubt(self, cells: "Column") -> str:
+        """Return a sentence if a new column has categories that no training row has; else nothing."""
+        if self.pooled:
+            return ""
+        codes, texts = categories(cells)
+        places = []
+        strange = []
+        for place, text in enumerate(texts):
+            if text not in (*self.values, MISSING):
+                places.append(place)
+                strange.append(repr(text))
+        rows = int(np.isin(codes, places).sum())
+        if not rows:
+            return ""
+        new = ", ".join(strange[:5])
+        known = ", ".join(map(repr, self.values[:5]))
+        return (
+            f"column {self.name!r} has categories that no training row has ({new}) in {rows} rows, which "
+            f"count as none of the known ones ({known})"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,11 +187,11 @@ class Label:
             return numbers(name, what, column)
         refuse_fractions(name, what, column)
         codes, values = distinct(name, what, column)
-        place = {text: number for number, text in enumerate(self.classes)}
-        strange = next((value for value in values if text_of(value) not in place), None)
-        if strange is not None:
-            raise unknown(f"class in {what} of {name}", text_of(strange), self.classes)
-        return np.array([place[text_of(value)] for value in values], dtype=np.int64)[codes]
+        texts = [text_of(value) for value in values]
+        for text in texts:
+            if text not in self.classes:
+                raise unknown(f"class in {what} of {name}", text, self.classes)
+        return numbers_of(texts, self.classes)[codes]
 
 
 @dataclass(frozen=True)
@@ -161,7 +211,10 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Return the names of all features."""
-        return tuple(feature for column in self.columns for feature in column.features)
+        names: list[str] = []
+        for column in self.columns:
+            names.extend(column.features)
+        return tuple(names)
 
     @property
     def unit(self) -> Floats:
@@ -180,73 +233,40 @@ class Schema:
 
     def check(self, name: str, frame: "Frame") -> None:
         """Raise an error, with the name of the column, for a new table that does not fit."""
-        there = [str(title) for title in frame.columns]
+        titles = [str(title) for title in frame.columns]
         ours = {column.name for column in self.columns}
-        if twice := next(
-            (title for title in there if title in ours and there.count(title) > 1), None
-        ):
-            raise FedskewError(
-                f"{name}: column {twice!r} is there twice: rename one or take it out"
-            )
+        for title in titles:
+            if title in ours and titles.count(title) > 1:
+                raise FedskewError(
+                    f"{name}: column {title!r} is there twice: rename one or take it out"
+                )
         for column in self.columns:
-            if column.name not in there:
-                same = next(
-                    (title for title in there if title not in ours and alike(title, column.name)),
-                    None,
-                )
-                if column.optional and same is None and not ours.isdisjoint(there):
-                    continue
-                if same:
-                    hint = f"; is {same!r} the same column? Then rename it"
-                else:
-                    hint = f"; it has {', '.join(there)}"
-                raise FedskewError(
-                    f"{name} lacks column {column.name!r}, on which the model was trained{hint}"
-                )
-            cells = frame[column.name]
-            if isinstance(column, Numeric):
-                try:
-                    finite(cells)
-                except FedskewError as problem:
-                    raise FedskewError(f"{name}: {problem}") from None
-            elif (
-                is_numeric(cells)
-                and not cells.isna().all()
-                and not any(map(is_number, column.values))
-            ):
-                raise FedskewError(
-                    f"{name}: column {column.name!r} holds numbers ({text_of(cells.dropna().iloc[0])}), and the "
-                    f"training rows have categories there ({', '.join(column.values[:5])}): correct it"
-                )
+            if column.name in titles:
+                column.check(name, frame[column.name])
+            else:
+                self._check_absent(name, column, titles)
+
+    def _check_absent(self, name: str, column: Numeric | Categories, titles: list[str]) -> None:
+        """Raise an error for a table without this column, unless it may be missing and has no other name."""
+        ours = {column.name for column in self.columns}
+        same = [title for title in titles if title not in ours and alike(title, column.name)]
+        if column.optional and not same and not ours.isdisjoint(titles):
+            return
+        hint = f"; it has {', '.join(titles)}"
+        if same:
+            hint = f"; is {same[0]!r} the same column? Then rename it"
+        raise FedskewError(
+            f"{name} lacks column {column.name!r}, on which the model was trained{hint}"
+        )
 
     def doubts(self, frame: "Frame") -> Iterator[str]:
         """Yield a sentence for each column of a new table that fits, and yet is unlike that of the training rows."""
-        for column in (column for column in self.columns if column.name in frame.columns):
-            if isinstance(column, Numeric):
-                values = finite(frame[column.name])
-                if np.isfinite(values).any():
-                    middle = float(np.median(values[~np.isnan(values)]))
-                else:
-                    middle = column.mean
-                standardised = (column.mean, column.deviation) != (0.0, 1.0)
-                if standardised and abs(middle - column.mean) > FAR * column.deviation:
-                    yield (
-                        f"column {column.name!r} has the median {middle:.4g}, and the training rows a mean of "
-                        f"{column.mean:.4g} and a deviation of {column.deviation:.4g}: is it another unit?"
-                    )
-            elif not column.pooled:
-                codes, texts = categories(frame[column.name])
-                strange = []
-                for place, text in enumerate(texts):
-                    if text not in (*column.values, MISSING):
-                        strange.append(place)
-                rows = int(np.isin(codes, strange).sum())
-                if rows:
-                    new = ", ".join(repr(texts[place]) for place in strange[:5])
-                    yield (
-                        f"column {column.name!r} has categories that no training row has ({new}) in {rows} rows, which "
-                        f"count as none of the known ones ({', '.join(map(repr, column.values[:5]))})"
-                    )
+        for column in self.columns:
+            if column.name not in frame.columns:
+                continue
+            sentence = column.doubt(frame[column.name])
+            if sentence:
+                yield sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON's types."""
@@ -254,13 +274,13 @@ class Schema:
         columns = []
         for column in self.columns:
             columns.append({"kind": kinds[type(column)], **asdict(column)})
-        windows = {"window": self.window, "stride": self.stride}
         return {
             "format": FORMAT,
             "kind": "table",
             "columns": columns,
             "label": asdict(self.label),
-            **windows,
+            "window": self.window,
+            "stride": self.stride,
         }
 
     @classmethod
@@ -289,7 +309,7 @@ class Scaling:
 
     def encode(self, x: NDArray[Any]) -> Features:
         """Return the features of rows, as float32."""
-        result: Features = np.empty(x.shape, dtype=np.float32)
+        features: Features = np.empty(x.shape, dtype=np.float32)
         along = (1, -1) + (1,) * (x.ndim - 2)
         shift: NDArray[Any] = np.array(self.offset).reshape(along)
         # Which holds these numbers exactly, and is several times faster
@@ -297,22 +317,21 @@ class Scaling:
             shift = shift.astype(np.float32)
         scale = np.array(self.factor).reshape(along).astype(np.float32)
         for rows in chunks(x):
-            np.subtract(x[rows], shift, out=result[rows], casting="same_kind")
-            result[rows] *= scale
-        return result
+            np.subtract(x[rows], shift, out=features[rows], casting="same_kind")
+            features[rows] *= scale
+        return features
 
     def array(self, name: str, frame: "Frame") -> NDArray[Any]:
         """Return the columns of a table that are features, by name."""
-        lacking = next((feature for feature in self.features if feature not in frame.columns), None)
-        if not self.features or lacking is not None:
-            if lacking:
-                what = f"lacks column {lacking!r}, on which the model was trained"
-            else:
-                what = "is a table of columns"
-            raise FedskewError(
-                f"{name} {what}; give an array of shape {('rows', *self.shape)}, or these columns"
-            )
-        return frame[list(self.features)].to_numpy()
+        lacking = [feature for feature in self.features if feature not in frame.columns]
+        if self.features and not lacking:
+            return frame[list(self.features)].to_numpy()
+        what = "is a table of columns"
+        if lacking:
+            what = f"lacks column {lacking[0]!r}, on which the model was trained"
+        raise FedskewError(
+            f"{name} {what}; give an array of shape {('rows', *self.shape)}, or these columns"
+        )
 
     def check(self, name: str, x: NDArray[Any]) -> None:
         """Raise an error for new rows that do not fit."""
@@ -332,10 +351,13 @@ class Scaling:
     def from_json(cls, content: Mapping[str, Any]) -> "Scaling":
         """Return the scaling that ``to_json`` wrote."""
         with _reading(content):
-            shape, offset, factor, names = (
-                tuple(content[part]) for part in ("shape", "offset", "factor", "features")
+            return cls(
+                shape=tuple(content["shape"]),
+                offset=tuple(content["offset"]),
+                factor=tuple(content["factor"]),
+                label=_label(content),
+                features=tuple(content["features"]),
             )
-            return cls(shape, offset, factor, _label(content), names)
 
 
 Pipeline: TypeAlias = Schema | Scaling
@@ -349,9 +371,10 @@ def pipeline_from(content: Mapping[str, Any]) -> Pipeline:
 
 
 def chunks(x: NDArray[Any]) -> Iterator[slice]:
-    """Return slices of the rows that are converted at a time, so that copies of a large set stay small."""
+    """Yield slices of the rows that are converted at a time, so that copies of a large set stay small."""
     step = max(1, _CHUNK // max(1, x[:1].size))
-    return (slice(start, start + step) for start in range(0, len(x), step))
+    for start in range(0, len(x), step):
+        yield slice(start, start + step)
 
 
 @contextmanager
@@ -369,8 +392,8 @@ def _reading(content: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _label(content: Mapping[str, Any]) -> Label:
-    columns, target, classes = (content["label"][part] for part in ("columns", "target", "classes"))
-    return Label(tuple(columns), target, tuple(classes))
+    label = content["label"]
+    return Label(tuple(label["columns"]), label["target"], tuple(label["classes"]))
 
 
 def _column(kind: str, **entry: Any) -> Numeric | Categories:

@@ -65,10 +65,9 @@ class TableSilo:
         columns = {}
         for title in self._columns:
             columns[str(title)] = self._facts(self._frame[title], request)
+        classes: dict[Any, int] = {}
         if request.target == "class":
             classes = self._classes(request.label)
-        else:
-            classes = {}
         return Description(self._name, len(self._rows), columns, classes)
 
     def _classes(self, label: str) -> dict[Any, int]:
@@ -88,40 +87,32 @@ class TableSilo:
         ):
             return ColumnFacts("time", text_of(column.dropna().iloc[0]), 0)
         if is_numeric(column) and not forced:
-            values = finite(column)[self._rows]
-            present = values[~np.isnan(values)]
-            facts = ColumnFacts(
-                "number", text_of(column.dropna().iloc[0].item()), len(values) - len(present)
-            )
-            if not len(present):
-                return facts
-            if request.compared:
-                first, middle, third = np.quantile(present, [0.25, 0.5, 0.75])
-            else:
-                first, middle, third = (0.0, 0.0, 0.0)
-            if request.compared:
-                quartiles = (float(first), float(middle), float(third))
-            else:
-                quartiles = None
-            return ColumnFacts(
-                "number",
-                facts.example,
-                facts.missing,
-                float(present.min()),
-                float(present.max()),
-                quartiles,
-            )
+            return self._number_facts(column, request.compared)
         if not forced and is_text(column):
             refuse_other_numbers(
                 self._where, str(column.name), column.dropna().astype(str).unique().tolist()
             )
         return self._texts(column, request)
 
+    def _number_facts(self, column: "Column", compared: bool) -> ColumnFacts:
+        values = finite(column)[self._rows]
+        present = values[~np.isnan(values)]
+        example = text_of(column.dropna().iloc[0].item())
+        missing = len(values) - len(present)
+        if not len(present):
+            return ColumnFacts("number", example, missing)
+        low = float(present.min())
+        high = float(present.max())
+        if not compared:
+            return ColumnFacts("number", example, missing, low, high)
+        first, middle, third = np.quantile(present, [0.25, 0.5, 0.75]).tolist()
+        return ColumnFacts("number", example, missing, low, high, (first, middle, third))
+
     def _texts(self, column: "Column", request: Request) -> ColumnFacts:
         codes, values = categories(column)
-        found = np.bincount(codes[self._rows], minlength=len(values)).tolist()
+        rows = np.bincount(codes[self._rows], minlength=len(values)).tolist()
         counts = {}
-        for value, count in zip(values, found, strict=True):
+        for value, count in zip(values, rows, strict=True):
             if count:
                 counts[value] = count
         missing = int(column.isna().to_numpy()[self._rows].sum())
@@ -137,13 +128,15 @@ class TableSilo:
 
     def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
         """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""
-        result: dict[str, list[Ints]] = {}
+        counts: dict[str, list[Ints]] = {}
         for title, asked in intervals.items():
-            if title in self._columns:
-                result[title] = [
-                    in_bins(self._keys(title, place, one), one) for place, one in enumerate(asked)
-                ]
-        return result
+            if title not in self._columns:
+                continue
+            counts[title] = []
+            for place, interval in enumerate(asked):
+                keys = self._keys(title, place, interval)
+                counts[title].append(in_bins(keys, interval))
+        return counts
 
     def _keys(self, title: str, place: int, interval: Interval) -> NDArray[np.uint64]:
         """Return the keys of a column's numbers in an interval, which are few after the first question."""
@@ -163,14 +156,14 @@ class TableSilo:
 
     def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
         """Return the moments of some columns, with missing numbers filled."""
-        result = {}
+        moments = {}
         for title, fill in fills.items():
             if title in self._columns:
                 values = self._values(title)
-                result[title] = Moments.of(np.where(np.isnan(values), fill, values))
+                moments[title] = Moments.of(np.where(np.isnan(values), fill, values))
             else:
-                result[title] = Moments(len(self._rows), fill, 0.0, 0.0)
-        return result
+                moments[title] = Moments(len(self._rows), fill, 0.0, 0.0)
+        return moments
 
 
 class LocalSilos:

@@ -78,9 +78,11 @@ def _user_cache(platform: str) -> Path:
 
 def _at(relative: str) -> Path | None:
     path = root() / relative
-    for candidate in (path, path.with_suffix("")) if path.suffix == ".gz" else (path,):
-        if candidate.exists():
-            return candidate
+    if path.exists():
+        return path
+    unpacked = path.with_suffix("")
+    if path.suffix == ".gz" and unpacked.exists():
+        return unpacked
     return None
 
 

@@ -68,9 +68,13 @@ def _quantiles(y: Targets, count: int) -> Bins:
     used, of = np.unique((middle * count).astype(np.int64), return_inverse=True)
     first = np.searchsorted(of, np.arange(len(used)), "left")
     last = np.searchsorted(of, np.arange(len(used)), "right") - 1
-    ends = zip(values[first].tolist(), values[last].tolist(), strict=True)
-    names = tuple(f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}" for low, high in ends)
-    return Bins(of[place].astype(np.int64), names)
+    names = []
+    for low, high in zip(values[first].tolist(), values[last].tolist(), strict=True):
+        if low == high:
+            names.append(f"{low:.4g}")
+        else:
+            names.append(f"{low:.4g} … {high:.4g}")
+    return Bins(of[place].astype(np.int64), tuple(names))
 
 
 def _combinations(y: Targets, count: int, labels: Sequence[str]) -> Bins:
@@ -79,47 +83,58 @@ def _combinations(y: Targets, count: int, labels: Sequence[str]) -> Bins:
     order = np.argsort(-rows, kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    if len(found) <= count:
-        kept = len(found)
-    else:
+    kept = len(found)
+    if kept > count:
         kept = count - 1
     called = labels or range(y.shape[1])
-    present = [np.flatnonzero(found[number]).tolist() for number in order[:kept]]
     names = []
-    for places in present:
-        names.append("+".join(str(called[at]) for at in places) or "none")
-    return Bins(
-        np.minimum(rank[place], kept), tuple(names if kept == len(found) else [*names, OTHER])
-    )
+    for number in order[:kept]:
+        present = np.flatnonzero(found[number]).tolist()
+        names.append("+".join(str(called[at]) for at in present) or "none")
+    if kept < len(found):
+        names.append(OTHER)
+    return Bins(np.minimum(rank[place], kept), tuple(names))
 
 
 def check_targets(where: str, y: Targets, classes: int) -> None:
     """Refuse targets of a wrong type or out of range; ``classes`` is how many classes or labels have a name."""
     kind = kind_of(y)
     if kind == "labels":
-        if y.dtype != np.uint8 or y.shape[1] != classes or (y.size and y.max() > 1):
-            raise FedskewError(
-                f"{where}: labels of shape {y.shape} and type {y.dtype}, expected a uint8 matrix of 0 and 1 "
-                f"with {classes} columns"
-            )
+        _check_labels(where, y, classes)
     elif kind == "number":
-        if y.dtype != np.float32 or y.ndim != 1:
-            raise FedskewError(
-                f"{where}: targets of shape {y.shape} and type {y.dtype}, expected one float32 number a row"
-            )
-        if classes:
-            raise FedskewError(
-                f"{where}: the targets are numbers, and {classes} classes are named: leave the names out"
-            )
-        if not np.isfinite(y).all():
-            bad = int(np.argmin(np.isfinite(y)))
-            raise FedskewError(
-                f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold"
-            )
+        _check_numbers(where, y, classes)
     else:
-        if y.dtype != np.int64:
-            raise FedskewError(f"{where}: labels of type {y.dtype}, expected int64")
-        if len(y) and not 0 <= y.min() <= y.max() < classes:
-            raise FedskewError(
-                f"{where}: labels from {y.min()} to {y.max()}, expected 0 … {classes - 1}"
-            )
+        _check_classes(where, y, classes)
+
+
+def _check_labels(where: str, y: Targets, labels: int) -> None:
+    if y.dtype != np.uint8 or y.shape[1] != labels or (y.size and y.max() > 1):
+        raise FedskewError(
+            f"{where}: labels of shape {y.shape} and type {y.dtype}, expected a uint8 matrix of 0 and 1 "
+            f"with {labels} columns"
+        )
+
+
+def _check_numbers(where: str, y: Targets, classes: int) -> None:
+    if y.dtype != np.float32 or y.ndim != 1:
+        raise FedskewError(
+            f"{where}: targets of shape {y.shape} and type {y.dtype}, expected one float32 number a row"
+        )
+    if classes:
+        raise FedskewError(
+            f"{where}: the targets are numbers, and {classes} classes are named: leave the names out"
+        )
+    if not np.isfinite(y).all():
+        bad = int(np.argmin(np.isfinite(y)))
+        raise FedskewError(
+            f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold"
+        )
+
+
+def _check_classes(where: str, y: Targets, classes: int) -> None:
+    if y.dtype != np.int64:
+        raise FedskewError(f"{where}: labels of type {y.dtype}, expected int64")
+    if len(y) and not 0 <= y.min() <= y.max() < classes:
+        raise FedskewError(
+            f"{where}: labels from {y.min()} to {y.max()}, expected 0 … {classes - 1}"
+        )

@@ -15,6 +15,7 @@ from fedskew.data.cells import (
     names_in_order,
     number_groups,
     numbers,
+    numbers_of,
     refuse_one_class,
 )
 from fedskew.data.convert import Loose
@@ -45,7 +46,8 @@ class ArraySilo:
             raise FedskewError(
                 f"{path} holds arrays, with the targets in {LABEL}: say label={LABEL}"
             )
-        arrays, target = read_npz(path), options["target"]
+        arrays = read_npz(path)
+        target = options["target"]
         loose = list(loose_parts(name, path, arrays, target).values())
         if len(loose) == 1:
             refuse_windows(path, arrays)
@@ -54,10 +56,11 @@ class ArraySilo:
                 f"{name}: test rows of shape {loose[1].x.shape[1:]}, training rows of shape {loose[0].x.shape[1:]}"
             )
         targets, self._counts = _targets(name, loose, target)
-        train, *tested = (Rows(part.x, y) for part, y in zip(loose, targets, strict=True))
+        test: Rows | Split = Split("test", options["test"], options["split_seed"])
+        if len(loose) > 1:
+            test = Rows(loose[1].x, targets[1])
         self._classes = names_in_order([self._counts])
-        test = tested[0] if tested else Split("test", options["test"], options["split_seed"])
-        self._arrays = Arrays(train, test, self._classes, (name,))
+        self._arrays = Arrays(Rows(loose[0].x, targets[0]), test, self._classes, (name,))
         self.name = name
         self.train, self.test, self.validation = self._arrays.parted(name, validation)
 
@@ -70,33 +73,35 @@ class ArraySilo:
         """Return the moments of some columns or channels, by their numbers."""
         # What is too large is refused when all are added up
         with np.errstate(over="ignore", invalid="ignore"):
-            found = moments_of(self.train.x, merged=True)
-        columns = {str(number): moments for number, moments in enumerate(found)}
-        if odd := [title for title in fills if title not in columns]:
-            raise FedskewError(
-                f"add_up: {odd[0]!r} is no column of x, which has {len(columns)}: start a new run"
-            )
-        return {title: columns[title] for title in fills}
+            moments = moments_of(self.train.x, merged=True)
+        by_title = {str(number): column for number, column in enumerate(moments)}
+        for title in fills:
+            if title not in by_title:
+                raise FedskewError(
+                    f"add_up: {title!r} is no column of x, which has {len(by_title)}: start a new run"
+                )
+        return {title: by_title[title] for title in fills}
 
     def converted(self, scaling: Scaling) -> Dataset:
         """Return the rows of this client, by a scaling that was fitted on the rows of all."""
-
-        def encoded(rows: Rows) -> Rows:
-            y = rows.y
-            if scaling.label.target == "class":
-                place = {text: number for number, text in enumerate(scaling.label.classes)}
-                y = np.array([place[text] for text in self._classes], dtype=np.int64)[y]
-            return Rows(scaling.encode(rows.x), y, np.zeros(len(rows), dtype=np.int64))
-
+        validation = None
+        if self.validation is not None:
+            validation = self._encoded(self.validation, scaling)
         return Dataset(
             name=self.name,
-            train=encoded(self.train),
-            test=encoded(self.test),
-            validation=None if self.validation is None else encoded(self.validation),
+            train=self._encoded(self.train, scaling),
+            test=self._encoded(self.test, scaling),
+            validation=validation,
             classes=scaling.label.classes,
             groups=(self.name,),
             schema=scaling,
         )
+
+    def _encoded(self, rows: Rows, scaling: Scaling) -> Rows:
+        y = rows.y
+        if scaling.label.target == "class":
+            y = numbers_of(self._classes, scaling.label.classes)[y]
+        return Rows(scaling.encode(rows.x), y, np.zeros(len(rows), dtype=np.int64))
 
 
 def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], dict[Any, int]]:
@@ -106,14 +111,14 @@ def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Target
             raise FedskewError(
                 f"{name}: y and y_test have other numbers of labels: give files of one kind"
             )
-        matrices = [label_matrix(name, part.y) for part in parts]
-        return [*matrices], dict(
-            zip(parts[0].y, np.concatenate(matrices).sum(axis=0).tolist(), strict=True)
-        )
+        matrices: list[Targets] = [label_matrix(name, part.y) for part in parts]
+        counts = np.concatenate(matrices).sum(axis=0).tolist()
+        return matrices, dict(zip(parts[0].y, counts, strict=True))
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, LABEL, column) for column in columns], {}
-    return [*number_groups(name, LABEL, columns)[0]], class_counts(name, LABEL, columns)
+    numbered, _ = number_groups(name, LABEL, columns)
+    return list(numbered), class_counts(name, LABEL, columns)
 
 
 def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
@@ -124,9 +129,10 @@ def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
     factor = np.ones(shape[0])
     if request.standardize:
         fills = dict.fromkeys(map(str, range(shape[0])), 0.0)
-        offset, deviation = merged_moments(
-            [[part[title] for title in fills] for part in silos.add_up(fills)]
-        )
+        parts = []
+        for answer in silos.add_up(fills):
+            parts.append([answer[title] for title in fills])
+        offset, deviation = merged_moments(parts)
         if not np.isfinite([offset, deviation]).all():
             raise FedskewError(f"{name}: x holds numbers too large to add up: scale them")
         factor = factor_of(deviation)
@@ -136,7 +142,8 @@ def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
 
 def _one_shape(name: str, described: Sequence[Description]) -> tuple[int, ...]:
     """Return the shape that a row has in all silos."""
-    first = next(one for one in described if one.shape is not None)
+    with_arrays = [one for one in described if one.shape is not None]
+    first = with_arrays[0]
     assert first.shape is not None  # for type checkers
     for one in described:
         if one.shape is None:

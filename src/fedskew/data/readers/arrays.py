@@ -43,12 +43,6 @@ class Arrays:
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the standardisation on the training rows, and convert."""
         train, test, held = self.parted(name, validation)
-        notes = self.notes
-        if isinstance(self.test, Split):
-            notes += (
-                split_note(self.test, train.target)
-                + (", by each client for itself" if self.silos else ""),
-            )
         offset, factor = self._fit(train)
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
@@ -56,18 +50,24 @@ class Arrays:
         scaling = Scaling(
             train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target, self.features
         )
+        described: tuple[Description, ...] = ()
+        if self.silos:
+            described = self.described(train, test)
+        if held is not None:
+            held = _encoded(held, scaling)
         return Dataset(
             name=name,
-            train=replace(train, x=scaling.encode(train.x)),
-            test=replace(test, x=scaling.encode(test.x)),
-            validation=None if held is None else replace(held, x=scaling.encode(held.x)),
+            train=_encoded(train, scaling),
+            test=_encoded(test, scaling),
+            validation=held,
             schema=scaling,
             classes=self.classes,
             groups=self.groups,
             features=self.features,
-            notes=notes
-            + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
-            silos=(described := self.described(train, test) if self.silos else ()),
+            notes=self.notes
+            + self._split_notes(train.target)
+            + self._scale_notes(offset, factor, train.x.ndim),
+            silos=described,
             differences=differences(comparable(scaling), described),
         )
 
@@ -87,55 +87,49 @@ class Arrays:
 
     def described(self, train: Rows, test: Rows) -> tuple[Description, ...]:
         """Return what each client tells about itself: its classes and, of a table, the quartiles of its columns."""
-        result = []
-        for client, own in zip(self.groups, self._pieces(train), strict=True):
+        clients = []
+        for number, own in enumerate(self._pieces(train)):
             x = train.x[own]
-            number = self.groups.index(client)
             columns: dict[str, ColumnFacts] = {}
             if x.ndim == 2:
-                titles = self.features or tuple(map(str, range(x.shape[1])))
-                ends = np.quantile(x, [0, 0.25, 0.5, 0.75, 1], axis=0).T.tolist()
-                columns = {}
-                for title, (low, first, middle, third, high) in zip(titles, ends, strict=True):
-                    columns[title] = ColumnFacts(
-                        "number", str(low), 0, low, high, (first, middle, third)
-                    )
+                columns = _column_facts(x, self.features)
             classes: dict[str, int] = {}
             if train.target == "class":
+                y = train.y[own]
                 if test.group is not None:
-                    more = test.y[test.group == number]
-                else:
-                    more = test.y[:0]
-                counts = np.bincount(
-                    np.concatenate([train.y[own], more]), minlength=len(self.classes)
-                ).tolist()
-                classes = {}
-                for name, count in zip(self.classes, counts, strict=True):
-                    if count:
-                        classes[name] = count
-            result.append(Description(client, len(own), columns, classes, x.shape[1:]))
-        return tuple(result)
+                    y = np.concatenate([y, test.y[test.group == number]])
+                classes = self._rows_of_classes(y)
+            clients.append(
+                Description(self.groups[number], len(own), columns, classes, x.shape[1:])
+            )
+        return tuple(clients)
+
+    def _rows_of_classes(self, y: Ints) -> dict[str, int]:
+        """Return how many rows each class has, of those that have any."""
+        counts = np.bincount(y, minlength=len(self.classes)).tolist()
+        present = {}
+        for name, count in zip(self.classes, counts, strict=True):
+            if count:
+                present[name] = count
+        return present
 
     def _pieces(self, part: Rows) -> list[Ints]:
         """Return the rows of each client, or all of them."""
         if not self.silos or part.group is None:
             return [np.arange(len(part))]
-        result: list[Ints] = []
-        for number in range(len(self.groups)):
-            result.append(np.flatnonzero(part.group == number))
-        return result
+        return [np.flatnonzero(part.group == number) for number in range(len(self.groups))]
 
     def _set_aside(self, name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
-        kept, held = [], []
+        """Return the rows that are kept and those held out, of each client for itself or of all."""
+        if not self.silos:
+            kept, held = split.rows(name, part.strata)
+            return part.take(kept), part.take(held)
+        all_kept, all_held = [], []
         for number, rows in enumerate(self._pieces(part)):
-            if self.silos:
-                where = f"{name}: {self.groups[number]}"
-            else:
-                where = name
-            own = split.rows(where, part.take(rows).strata if self.silos else part.strata)
-            kept.append(rows[own[0]])
-            held.append(rows[own[1]])
-        return part.take(np.concatenate(kept)), part.take(np.concatenate(held))
+            kept, held = split.rows(f"{name}: {self.groups[number]}", part.take(rows).strata)
+            all_kept.append(rows[kept])
+            all_held.append(rows[held])
+        return part.take(np.concatenate(all_kept)), part.take(np.concatenate(all_held))
 
     def _fit(self, train: Rows) -> tuple[Floats, Floats]:
         """Return what to subtract from and then multiply with every entry of the second axis."""
@@ -143,26 +137,53 @@ class Arrays:
         offset = np.zeros(x.shape[1])
         factor = np.full(x.shape[1], 1 / self.full_scale)
         if self.scaled is not None:
-            mean, deviation = moments(
-                *[x[rows] for rows in self._pieces(train)] if self.silos else [x]
-            )
+            parts = [x]
+            if self.silos:
+                parts = [x[rows] for rows in self._pieces(train)]
+            mean, deviation = moments(*parts)
             offset[self.scaled] = mean[self.scaled]
             factor[self.scaled] = factor_of(deviation)[self.scaled]
         return offset, factor
 
-    def _scale_notes(self, offset: Floats, factor: Floats, what: str) -> tuple[str, ...]:
+    def _split_notes(self, target: Target) -> tuple[str, ...]:
+        if not isinstance(self.test, Split):
+            return ()
+        note = split_note(self.test, target)
+        if self.silos:
+            note += ", by each client for itself"
+        return (note,)
+
+    def _scale_notes(self, offset: Floats, factor: Floats, dimensions: int) -> tuple[str, ...]:
         if self.scaled is None or not self.scaled.any():
             return ()
         count = int(self.scaled.sum())
-        total = len(self.scaled)
-        note = f"{count} of {total} {what} standardised with the mean and deviation of the training rows"
-        if what == "channels" and count <= 3:
-            means = ", ".join(f"{value:.4f}" for value in offset[self.scaled] / self.full_scale)
-            deviations = ", ".join(
-                f"{value:.4f}" for value in 1 / factor[self.scaled] / self.full_scale
-            )
+        what = "columns"
+        if dimensions > 2:
+            what = "channels"
+        note = f"{count} of {len(self.scaled)} {what} standardised with the mean and deviation of the training rows"
+        if dimensions > 2 and count <= 3:
+            means = _four_digits(offset[self.scaled] / self.full_scale)
+            deviations = _four_digits(1 / factor[self.scaled] / self.full_scale)
             note += f" ({means}; {deviations})"
         return (note,)
+
+
+def _encoded(rows: Rows, scaling: Scaling) -> Rows:
+    return replace(rows, x=scaling.encode(rows.x))
+
+
+def _column_facts(x: Numbers, features: tuple[str, ...]) -> dict[str, ColumnFacts]:
+    """Return the ends and the quartiles of the columns of a table of numbers."""
+    titles = features or tuple(map(str, range(x.shape[1])))
+    ends = np.quantile(x, [0, 0.25, 0.5, 0.75, 1], axis=0).T.tolist()
+    facts = {}
+    for title, (low, first, middle, third, high) in zip(titles, ends, strict=True):
+        facts[title] = ColumnFacts("number", str(low), 0, low, high, (first, middle, third))
+    return facts
+
+
+def _four_digits(values: Floats) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)
 
 
 def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
@@ -196,9 +217,8 @@ def moments(*parts: Numbers) -> tuple[Floats, Floats]:
 def merged_moments(parts: Sequence[Sequence[Moments]]) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of every entry of the second axis from the moments of all parts."""
     merged = [Moments.merged(same) for same in zip(*parts, strict=True)]
-    mean, deviation = (
-        np.array([getattr(one, what) for one in merged]) for what in ("mean", "deviation")
-    )
+    mean = np.array([column.mean for column in merged])
+    deviation = np.array([column.deviation for column in merged])
     # Rounding leaves a constant column with a deviation of about 1e-16 of its value: that is still constant.
     return mean, np.where(deviation <= 1e-12 * np.abs(mean), 0.0, deviation)
 
@@ -207,10 +227,10 @@ def moments_of(x: Numbers, merged: bool) -> list[Moments]:
     """Return the moments of every entry of the second axis, in two passes; merging needs the mean's error as well."""
     axes = (0, *range(2, x.ndim))
     count = max(1, x.size // max(1, x.shape[1]))
-    mean = (
-        sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in chunks(x)), np.zeros(x.shape[1]))
-        / count
-    )
+    total = np.zeros(x.shape[1])
+    for rows in chunks(x):
+        total += x[rows].sum(axis=axes, dtype=np.float64)
+    mean = total / count
     centre = _along_second_axis(mean, x.ndim)
     squares = np.zeros(x.shape[1])
     error = np.zeros(x.shape[1])
@@ -218,8 +238,6 @@ def moments_of(x: Numbers, merged: bool) -> list[Moments]:
         apart = x[rows] - centre
         if merged:
             error += apart.sum(axis=axes) / count
-        else:
-            error += 0
         squares = squares + (apart**2).sum(axis=axes)
     columns = zip(mean.tolist(), error.tolist(), squares.tolist(), strict=True)
     return [Moments(count, *column) for column in columns]
@@ -233,12 +251,11 @@ def factor_of(deviation: Floats) -> Floats:
 
 def comparable(scaling: Scaling) -> Schema:
     """Return the columns of a table of numbers as those of a schema, for comparing clients; images have none."""
+    if len(scaling.shape) > 1:
+        return Schema((), scaling.label)
     titles = scaling.features or tuple(map(str, range(scaling.shape[0])))
-    if len(scaling.shape) == 1:
-        columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in titles)
-    else:
-        columns = ()
-    return Schema(columns, scaling.label)
+    columns = [Numeric(title, 0.0, 0.0, 1.0) for title in titles]
+    return Schema(tuple(columns), scaling.label)
 
 
 def _along_second_axis(values: Floats, dimensions: int) -> Floats:

@@ -76,17 +76,14 @@ def silos(
         "separator": separator,
         "target": target,
     }
-    for name in _RECORDED:
-        if name in recorded:
-            options[name] = _typed(recorded[name])
+    options |= _recorded_options(recorded)
     if recorded.get("group"):
         # It says which client a row belongs to
         options["drop"] = (*options["drop"], recorded["group"])
     label = label or recorded.get("label")
+    common = None
     if record.get("test"):
         common = Path(paths[0]).expanduser() / record["test"]
-    else:
-        common = None
     split = Split("test", test, split_seed)
     if all(map(is_arrays, files.values())):
         return _arrays(files, common, split, options, record)
@@ -95,15 +92,17 @@ def silos(
     tables = _tables(files, label, options)
     tests = _tests(files)
     test_table = None
+    own_test: Split | None = split
     if common is not None and not tests:
-        texts = texts_of(label, options["target"], options["categorical"])
-        test_table = read_table(common, _there(common, options), options["separator"], texts=texts)
+        columns = column_names(common, options["separator"])
+        test_table = _read(common, columns, label, options)
+        own_test = None
     made = {}
     for client, frame in tables.items():
         if client not in tests:
             made[client] = Table(
                 train=frame,
-                test=tables.get(client + TEST, split if test_table is None else None),
+                test=tables.get(client + TEST, own_test),
                 label=label,
                 standardize=options["standardize"],
                 categorical=options["categorical"],
@@ -115,10 +114,15 @@ def silos(
     return SiloTables(made, test_table)
 
 
-def _typed(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return value
+def _recorded_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which the rows of a split folder were read; lists of JSON are tuples again."""
+    options = {}
+    for name in _RECORDED:
+        if name in recorded:
+            options[name] = recorded[name]
+            if isinstance(recorded[name], list):
+                options[name] = tuple(recorded[name])
+    return options
 
 
 # -- which files -------------------------------------------------------------------------------------------------------
@@ -136,10 +140,15 @@ def is_arrays(path: Path) -> bool:
 
 def holds_tables(folder: Path) -> bool:
     """Return whether a folder has tables or arrays of clients, and no folders in it, as one of images has."""
-    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return any(path.name.lower().endswith(ENDINGS) for path in inside) and not any(
-        path.is_dir() for path in inside
-    )
+    tables = False
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            return False
+        if path.name.lower().endswith(ENDINGS):
+            tables = True
+    return tables
 
 
 def _record(paths: tuple[str, ...]) -> dict[str, Any]:
@@ -179,15 +188,7 @@ def _expanded(path: str, record: Mapping[str, Any]) -> list[Path]:
     if is_pattern(path):
         files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 - of a whole path, also an absolute one
     elif place.is_dir():
-        if record:
-            apart = {record.get("test"), f"nobody{record['ending']}"}
-        else:
-            apart = set()
-        files = []
-        for file in place.iterdir():
-            if file.name.lower().endswith(ENDINGS) and file.name not in apart:
-                files.append(file)
-        files = [file for file in files if not record or file.name != "partition.npz"]
+        files = _inside(place, record)
     else:
         files = [place]
     if not files:
@@ -202,23 +203,31 @@ def _expanded(path: str, record: Mapping[str, Any]) -> list[Path]:
     return sorted(files)
 
 
+def _inside(folder: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Return the files of clients in a folder, without those that ``fedskew split`` adds for all of them."""
+    apart: set[str | None] = set()
+    if record:
+        apart = {record.get("test"), f"nobody{record['ending']}", "partition.npz"}
+    files = []
+    for file in folder.iterdir():
+        if file.name.lower().endswith(ENDINGS) and file.name not in apart:
+            files.append(file)
+    return files
+
+
 def _name(file: Path) -> str:
-    ending = next(
-        ending
-        for ending in sorted(ENDINGS, key=len, reverse=True)
-        if file.name.lower().endswith(ending)
-    )
-    return file.name[: -len(ending)]
+    endings = [ending for ending in ENDINGS if file.name.lower().endswith(ending)]
+    return file.name[: -len(max(endings, key=len))]
 
 
 def _tests(names: Iterable[str]) -> set[str]:
     """Return the names that are test files of another."""
     every = set(names)
-    result: set[str] = set()
+    tests: set[str] = set()
     for name in every:
         if name.endswith(TEST) and name.removesuffix(TEST) in every:
-            result.add(name)
-    return result
+            tests.add(name)
+    return tests
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -227,27 +236,31 @@ def _tests(names: Iterable[str]) -> set[str]:
 def _tables(
     files: Mapping[str, Path], label: str, options: Mapping[str, Any]
 ) -> "dict[str, Frame]":
-    if odd := [path for path in files.values() if is_arrays(path)]:
-        raise FedskewError(f"{odd[0]} holds arrays, and other files tables: give files of one kind")
+    for path in files.values():
+        if is_arrays(path):
+            raise FedskewError(
+                f"{path} holds arrays, and other files tables: give files of one kind"
+            )
     columns = {}
+    every: dict[str, None] = {}
     for name, path in files.items():
         columns[name] = column_names(path, options["separator"])
-    every = dict.fromkeys(column for names in columns.values() for column in names)
+        every |= dict.fromkeys(columns[name])
     for column in options["drop"]:
         need_column("all files", column, every)
     tables = {}
     for name, path in files.items():
         for column in label_columns(label, options["target"]):
             need_column(str(path), column, columns[name])
-        dropped = [column for column in options["drop"] if column in columns[name]]
-        texts = texts_of(label, options["target"], options["categorical"])
-        tables[name] = read_table(path, dropped, options["separator"], texts=texts)
+        tables[name] = _read(path, columns[name], label, options)
     return tables
 
 
-def _there(path: Path, options: Mapping[str, Any]) -> list[str]:
-    names = column_names(path, options["separator"])
-    return [column for column in options["drop"] if column in names]
+def _read(path: Path, columns: list[str], label: str, options: Mapping[str, Any]) -> "Frame":
+    """Read a table without the columns to drop, of which it need not have all."""
+    dropped = [column for column in options["drop"] if column in columns]
+    texts = texts_of(label, options["target"], options["categorical"])
+    return read_table(path, dropped, options["separator"], texts=texts)
 
 
 def _arrays(
@@ -258,50 +271,63 @@ def _arrays(
     record: Mapping[str, Any],
 ) -> Arrays:
     """Return the arrays of all clients as one, with the client as the group of a row."""
-    encoded = record.get("files") == "arrays"  # as models see them, with numbered classes
-    if encoded:
-        target: Target = record.get("target_kind", "class")
-    else:
-        target = options["target"]
+    target: Target = options["target"]
+    standardize = options["standardize"]
+    known_classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    if record.get("files") == "arrays":  # as models see them, with numbered classes
+        target = record.get("target_kind", "class")
+        standardize = False
+        known_classes = tuple(record["classes"])
+        features = tuple(record["features"])
+    loose = _loose(files, common, target)
+    rows, classes = client_parts("silos", loose, target, known_classes)
     tests = _tests(files)
     clients = [name for name in files if name not in tests]
+    train = _joined(rows, clients, "")
+    test: Rows | Split = rows.get(TEST, split)
+    if clients[0] + TEST in rows:
+        test = _joined(rows, clients, TEST)
+    scaled = None
+    if standardize:
+        scaled = everything(train.x)
+    return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
+
+
+def _loose(files: Mapping[str, Path], common: Path | None, target: Target) -> dict[str, Loose]:
+    """Return the rows of every client and its test rows, or the common test rows under the name ``TEST``."""
+    tests = _tests(files)
     loose: dict[str, Loose] = {}
     for name, path in files.items():
         arrays = read_npz(path)
         if not tests and common is None:
             refuse_windows(path, arrays)
         loose |= loose_parts(name, path, arrays, target)
-    tested = [name for name in clients if name + TEST in loose]
+    tested = []
+    untested = []
+    for name in files:
+        if name in tests:
+            continue
+        if name + TEST in loose:
+            tested.append(name)
+        else:
+            untested.append(name)
     if common is not None and not tested:
         loose[TEST] = part_from(str(common), pick(common, read_npz(common), "")[:2], target)
-    elif tested and len(tested) < len(clients):
-        lacking = next(name for name in clients if name not in tested)
+    elif tested and untested:
         raise FedskewError(
-            f"{files[lacking]} has no test rows, and {files[tested[0]]} has: give all of them, or none"
+            f"{files[untested[0]]} has no test rows, and {files[tested[0]]} has: give all of them, or none"
         )
-    rows, classes = client_parts(
-        "silos", loose, target, tuple(record["classes"]) if encoded else ()
-    )
+    return loose
 
-    def joined(ending: str) -> Rows:
-        return Rows.joined(
-            [_grouped(rows[name + ending], number) for number, name in enumerate(clients)]
-        )
 
-    if tested:
-        test: Rows | Split = joined(TEST)
-    else:
-        test = rows.get(TEST, split)
-    train = joined("")
-    if options["standardize"] and not encoded:
-        scaled = everything(train.x)
-    else:
-        scaled = None
-    if encoded:
-        features = tuple(record["features"])
-    else:
-        features = ()
-    return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
+def _joined(rows: Mapping[str, Rows], clients: list[str], ending: str) -> Rows:
+    """Return the rows of all clients, with the number of the client as the group."""
+    parts = []
+    for number, client in enumerate(clients):
+        own = rows[client + ending]
+        parts.append(replace(own, group=np.full(len(own), number)))
+    return Rows.joined(parts)
 
 
 def refuse_windows(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -320,7 +346,3 @@ def loose_parts(
     if "x_test" in arrays:
         found[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
     return found
-
-
-def _grouped(rows: Rows, number: int) -> Rows:
-    return replace(rows, group=np.full(len(rows), number))

@@ -21,7 +21,7 @@ from fedskew.data.cells import (
 )
 from fedskew.data.dataset import Dataset, Features, Rows, Split
 from fedskew.data.differences import differences
-from fedskew.data.fitting import Fitted, Request, fit
+from fedskew.data.fitting import Description, Fitted, Request, fit
 from fedskew.data.readers.arrays import split_note
 from fedskew.data.readers.windows import cut_windows, split_series
 from fedskew.data.schema import Categories, Numeric, Schema
@@ -59,9 +59,8 @@ class Table:
         groups: list[Ints | None] = [None] * len(part.frames)
         names: tuple[str, ...] = ()
         if self.group is not None:
-            numbered, names = number_groups(
-                name, f"column {self.group!r}", [frame[self.group] for frame in part.frames]
-            )
+            columns = [frame[self.group] for frame in part.frames]
+            numbered, names = number_groups(name, f"column {self.group!r}", columns)
             groups = list(numbered)
         return _build(name, [part], [groups], names)
 
@@ -85,38 +84,53 @@ class Table:
 
     def parted(self, where: str, client: str, validation: Split | None) -> "Parted":
         """Check the table, and draw which of its rows are for training, validation and test."""
-        for column in (*self.targets, *((self.group,) if self.group else ())):
-            need_column(where, column, self.train.columns)
-        if self.window and self.target != "class":
-            raise FedskewError(
-                f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
-                "none: leave one of them out"
-            )
-        frames = (
-            (self.train,)
-            if self.test is None or isinstance(self.test, Split)
-            else (self.train, self.test)
-        )
-        for frame in frames:
-            if not len(frame):
-                raise FedskewError(f"{where}: a table without rows")
-            lacking = [column for column in self.train.columns if column not in frame.columns]
-            if lacking:
-                raise FedskewError(
-                    f"{where}: the test table lacks column {lacking[0]!r} of the training table"
-                )
-        if all(column in (*self.targets, self.group) for column in self.train.columns):
-            raise FedskewError(f"{where}: no feature column is left beside the label and the group")
+        frames = self._frames
+        self._check(where, frames)
         group = None
         if self.group is not None:
-            group = number_groups(where, f"column {self.group!r}", [self.train[self.group]])[0][0]
-        y, kept = self._own_targets(where, frames, alone=not client), np.arange(len(self.train))
+            numbered, _ = number_groups(where, f"column {self.group!r}", [self.train[self.group]])
+            group = numbered[0]
+        y = self._own_targets(where, frames, alone=not client)
+        kept = np.arange(len(self.train))
         tested = held = None
         if isinstance(self.test, Split):
             kept, tested = self._set_aside(where, kept, y, group, self.test)
         if validation is not None:
             kept, held = self._set_aside(where, kept, y, group, validation)
         return Parted(where, client, self, frames, kept, held, tested)
+
+    @property
+    def _frames(self) -> "tuple[Frame, ...]":
+        """Return the training table and, if one is published, the test table."""
+        if self.test is None or isinstance(self.test, Split):
+            return (self.train,)
+        return self.train, self.test
+
+    def _check(self, where: str, frames: "tuple[Frame, ...]") -> None:
+        """Raise an error for a column that is missing, an empty table, or options that exclude each other."""
+        named = list(self.targets)
+        if self.group:
+            named.append(self.group)
+        for column in named:
+            need_column(where, column, self.train.columns)
+        if self.window and self.target != "class":
+            raise FedskewError(
+                f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
+                "none: leave one of them out"
+            )
+        for frame in frames:
+            self._check_frame(where, frame)
+        if all(column in named for column in self.train.columns):
+            raise FedskewError(f"{where}: no feature column is left beside the label and the group")
+
+    def _check_frame(self, where: str, frame: "Frame") -> None:
+        if not len(frame):
+            raise FedskewError(f"{where}: a table without rows")
+        for column in self.train.columns:
+            if column not in frame.columns:
+                raise FedskewError(
+                    f"{where}: the test table lacks column {column!r} of the training table"
+                )
 
     def _own_targets(self, where: str, frames: "tuple[Frame, ...]", alone: bool) -> Targets:
         """Return the training table's targets for a fair split; classes are numbered for this client alone."""
@@ -126,7 +140,11 @@ class Table:
         if self.target == "number":
             return numbers(where, what, self.train[self.label])
         columns = [frame[self.label] for frame in frames]
-        return (number_labels if alone else number_groups)(where, what, columns)[0][0]
+        if alone:
+            numbered, _ = number_labels(where, what, columns)
+        else:
+            numbered, _ = number_groups(where, what, columns)
+        return numbered[0]
 
     def _set_aside(
         self, where: str, rows: Ints, y: Targets, group: Ints | None, split: Split
@@ -193,14 +211,13 @@ class Parted:
         for frame, group in zip(self.frames, groups, strict=True):
             whole.append(Rows(schema.encode(frame), schema.label.encode(self.where, frame), group))
         rows = {"train": whole[0].take(self.kept)}
-        if self.tested is not None or len(whole) > 1:
-            if self.tested is None:
-                rows["test"] = whole[-1]
-            else:
-                rows["test"] = whole[0].take(self.tested)
-        if self.held is None:
-            return rows
-        return {**rows, "validation": whole[0].take(self.held)}
+        if self.tested is not None:
+            rows["test"] = whole[0].take(self.tested)
+        elif len(whole) > 1:
+            rows["test"] = whole[-1]
+        if self.held is not None:
+            rows["validation"] = whole[0].take(self.held)
+        return rows
 
 
 def _build(
@@ -213,7 +230,8 @@ def _build(
     """Fit one schema on the training rows of all tables, and convert all rows."""
     table = parts[0].table
     several = bool(parts[0].client)
-    fitted = fit(name, LocalSilos([part.silo for part in parts]), table.request(several))
+    silos = LocalSilos([part.silo for part in parts])
+    fitted = fit(name, silos, table.request(several))
     return _converted(name, parts, groups, group_names, fitted, test)
 
 
@@ -226,17 +244,21 @@ def _converted(
     test: "Frame | None" = None,
 ) -> Dataset:
     """Convert all rows by a schema that has been fitted."""
-    table, several, schema = parts[0].table, bool(parts[0].client), fitted.schema
-    found = [part.rows(schema, own) for part, own in zip(parts, groups, strict=True)]
-    rows = {part: Rows.joined([one[part] for one in found]) for part in found[0]}
+    table = parts[0].table
+    schema = fitted.schema
+    rows = _joined_rows(parts, groups, schema)
     if test is not None:
         schema.check("the test table", test)
         rows["test"] = Rows(schema.encode(test), schema.label.encode("the test table", test))
-    rows["train"] = replace(rows["train"], unit=schema.unit if table.standardize else None)
+    if table.standardize:
+        rows["train"] = replace(rows["train"], unit=schema.unit)
     if table.window:
-        rows = {
-            part: _windows(f"{name}: {part}", some, table, schema) for part, some in rows.items()
-        }
+        for part in rows:
+            rows[part] = _windows(f"{name}: {part}", rows[part], table, schema)
+    # What one client tells about itself is compared with nobody's
+    described: tuple[Description, ...] = ()
+    if parts[0].client:
+        described = fitted.described
     return Dataset(
         name=name,
         train=rows["train"],
@@ -246,41 +268,52 @@ def _converted(
         groups=group_names,
         features=schema.features,
         notes=table.notes + _notes(schema, parts, len(group_names)),
-        differences=differences(schema, fitted.described) if several else (),
-        silos=fitted.described if several else (),
+        differences=differences(schema, described),
+        silos=described,
         schema=schema,
     )
 
 
+def _joined_rows(
+    parts: "Sequence[Parted]", groups: "Sequence[list[Ints | None]]", schema: Schema
+) -> dict[str, Rows]:
+    """Return the rows of all tables for training, for test and, if some are held out, for validation."""
+    by_table = []
+    for part, own_groups in zip(parts, groups, strict=True):
+        by_table.append(part.rows(schema, own_groups))
+    joined = {}
+    for purpose in by_table[0]:
+        joined[purpose] = Rows.joined([rows[purpose] for rows in by_table])
+    return joined
+
+
 def _windows(where: str, rows: Rows, table: Table, schema: Schema) -> Rows:
-    result = cut_windows(
-        rows, table.window, table.stride or table.window, len(schema.label.classes)
-    )
-    if not len(result):
+    stride = table.stride or table.window
+    windows = cut_windows(rows, table.window, stride, len(schema.label.classes))
+    if not len(windows):
         raise FedskewError(
             f"{where}: no {table.window} consecutive rows for one window; choose a smaller window="
         )
-    return result
+    return windows
 
 
 def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, ...]:
-    notes, table = [], parts[0].table
+    """Return what was decided on the user's behalf, a sentence each."""
+    notes = []
+    table = parts[0].table
     if isinstance(table.test, Split):
         notes.append(_split_note(table, table.test, groups, bool(parts[0].client)))
-    if table.standardize:
-        scaled = sum(isinstance(column, Numeric) for column in schema.columns)
-    else:
-        scaled = 0
-    if scaled:
+    numeric = [column for column in schema.columns if isinstance(column, Numeric)]
+    if table.standardize and numeric:
         notes.append(
-            f"{scaled} numeric columns standardised with the mean and deviation of the training rows"
+            f"{len(numeric)} numeric columns standardised with the mean and deviation of the training rows"
         )
-    commas = dict.fromkeys(
-        title
-        for part in parts
-        for frame in part.frames
-        for title in frame.attrs.get(DECIMAL_COMMAS, ())
-    )
+    frames: list[Frame] = []
+    commas: dict[str, None] = {}
+    for part in parts:
+        frames.extend(part.frames)
+        for frame in part.frames:
+            commas |= dict.fromkeys(frame.attrs.get(DECIMAL_COMMAS, ()))
     if commas:
         notes.append(f"decimal commas in {', '.join(commas)}: read as numbers")
     for column in schema.columns:
@@ -288,27 +321,34 @@ def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, .
             notes.append(
                 f"column {column.name!r}: the {column.pooled} rarest categories pooled as {OTHER!r}"
             )
-    frames = []
-    for part in parts:
-        for frame in part.frames:
-            frames.append(frame)
+    missing = _missing(schema, frames)
+    if missing:
+        notes.append(_missing_note(missing))
+    return tuple(notes)
+
+
+def _missing(schema: Schema, frames: "Sequence[Frame]") -> dict[str, int]:
+    """Return how many values are missing in all tables, for each column that lacks some."""
     missing = {}
     for column in schema.columns:
-        missing[column.name] = sum(
-            column.missing(frame) for frame in frames if column.name in frame.columns
-        )
-    missing = {name: count for name, count in missing.items() if count}
-    if missing:
-        listed = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:5])
-        if len(missing) > 5:
-            more = f" and {len(missing) - 5} more columns"
-        else:
-            more = ""
-        notes.append(
-            f"{sum(missing.values())} missing or infinite values in {listed}{more}: "
-            f"numbers filled with the training median, text with {MISSING!r}"
-        )
-    return tuple(notes)
+        count = 0
+        for frame in frames:
+            if column.name in frame.columns:
+                count += column.missing(frame)
+        if count:
+            missing[column.name] = count
+    return missing
+
+
+def _missing_note(missing: Mapping[str, int]) -> str:
+    listed = [f"{name} ({count})" for name, count in missing.items()]
+    where = ", ".join(listed[:5])
+    if len(listed) > 5:
+        where += f" and {len(listed) - 5} more columns"
+    return (
+        f"{sum(missing.values())} missing or infinite values in {where}: "
+        f"numbers filled with the training median, text with {MISSING!r}"
+    )
 
 
 def _split_note(table: Table, split: Split, groups: int, several: bool) -> str:
@@ -317,9 +357,8 @@ def _split_note(table: Table, split: Split, groups: int, several: bool) -> str:
         if several:
             return f"{note}, by each client for itself"
         return note
+    how = "the end of the series"
     if groups > 1 and not several:
         how = "whole groups"
-    else:
-        how = "the end of the series"
     share = f"a share of about {split.share:g}"
     return f"no published split: {how} ({share}) held out for test, no window lies in two parts"

@@ -16,7 +16,7 @@ from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpa
 from fedskew.core.registry import AtLeastOne, NonNegative
 from fedskew.data.cells import label_columns, need_column, with_decimal_commas
 from fedskew.data.convert import part_from, split_parts
-from fedskew.data.dataset import Split, datasets
+from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
 from fedskew.data.readers.table import Table
 from fedskew.data.source import TestShare
@@ -77,9 +77,13 @@ def table(
         texts = texts_of(label, target, categorical, group)
         return read_table(Path(file).expanduser(), drop, separator, named, texts)
 
+    train = read(path)
+    tested: Frame | Split = Split("test", test, split_seed)
+    if test_path is not None:
+        tested = read(test_path)
     return Table(
-        train=read(path),
-        test=Split("test", test, split_seed) if test_path is None else read(test_path),
+        train=train,
+        test=tested,
         label=label,
         group=group,
         standardize=standardize,
@@ -123,14 +127,13 @@ def npz(
     elif "x_test" in arrays:
         tested = part_from(str(file), pick(file, arrays, "_test"), target)
     rows, classes, groups = split_parts(str(file), train, tested, target)
-    return Arrays(
-        train=rows[0],
-        test=rows[1] if tested else Split("test", test, split_seed),
-        classes=classes,
-        groups=groups,
-        features=train.features,
-        scaled=everything(train.x) if standardize else None,
-    )
+    test_rows: Rows | Split = Split("test", test, split_seed)
+    if tested is not None:
+        test_rows = rows[1]
+    scaled = None
+    if standardize:
+        scaled = everything(train.x)
+    return Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled)
 
 
 def read_table(
@@ -165,11 +168,10 @@ def texts_of(
     label: str, target: Target, categorical: Iterable[str], group: str | None = None
 ) -> set[str | None]:
     """Return the columns of a table that hold no numbers, whatever they look like."""
+    texts = {*categorical, group}
     if target == "class":
-        classes = label_columns(label, target)
-    else:
-        classes = ()
-    return {*classes, *categorical, group}
+        texts.update(label_columns(label, target))
+    return texts
 
 
 def _columns_as_text(path: Path, separator: Separator, columns: list[str]) -> "Frame":
@@ -205,27 +207,32 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
 
 def _csv_header(path: Path, separator: Separator) -> list[str]:
     """Return the names in the first line that is not empty; one name with other separators in it is refused."""
-    sign = _SEPARATORS[separator]
     with reading(path), open_unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
-            names = next(
-                (fields for fields in text_table.reader(text, delimiter=sign) if fields), []
-            )
+            names = _first_line(text, _SEPARATORS[separator])
         except text_table.Error as error:
             raise FedskewError(
                 f"{path} has no header line that can be read ({error}): write the names of its columns"
             ) from None
     if not names:
         raise FedskewError(f"{path} is empty")
-    other = next(
-        (name for name in ("comma", "semicolon", "tab") if _SEPARATORS[name] in names[0]), None
-    )
-    if len(names) == 1 and other:
-        raise FedskewError(
-            f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write {separator}s"
-        )
+    if len(names) > 1:
+        return names
+    for other in ("comma", "semicolon", "tab"):
+        if _SEPARATORS[other] in names[0]:
+            raise FedskewError(
+                f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write {separator}s"
+            )
     return names
+
+
+def _first_line(text: Iterable[str], sign: str) -> list[str]:
+    """Return the fields of the first line that is not empty; none if there is no such line."""
+    for fields in text_table.reader(text, delimiter=sign):
+        if fields:
+            return fields
+    return []
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
@@ -234,11 +241,9 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         raise FedskewError(
             f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?"
         )
-    twice = next(
-        (name for name, count in Counter(names).items() if count > 1 and name.strip()), None
-    )
-    if twice is not None:
-        raise FedskewError(f"{path}: column {twice!r} is there twice: rename one or take it out")
+    for name, count in Counter(names).items():
+        if count > 1 and name.strip():
+            raise FedskewError(f"{path}: column {name!r} is there twice: rename one or take it out")
 
 
 def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
@@ -248,9 +253,8 @@ def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - (1 << 16)))
-        lines = (
-            file.read().rstrip(b"\r\n").splitlines()
-        )  # of bytes: text has other signs that end a line, a table has not
+        # Of bytes: text has other signs that end a line, a table has not
+        lines = file.read().rstrip(b"\r\n").splitlines()
     if len(lines) < 2 or b'"' in lines[-1]:
         return  # quotes may span lines, so the last one proves nothing
     fields = lines[-1].count(sign.encode()) + 1
@@ -271,9 +275,9 @@ def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | Non
         except pyarrow.ArrowException as error:
             raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
         frame: Frame = table.to_pandas()
-        return frame.reset_index(
-            [level for level in frame.index.names if level in set(named) - {None}]
-        ).reset_index(drop=True)
+        used = set(named) - {None}
+        levels = [level for level in frame.index.names if level in used]
+        return frame.reset_index(levels).reset_index(drop=True)
 
 
 def _parquet() -> Any:
@@ -300,8 +304,7 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
         if types.is_nested(field.type):
             raise FedskewError(
                 f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with "
-                f"drop={field.name} "
-                "or make a column of each part"
+                f"drop={field.name} or make a column of each part"
             )
     return file.read([field.name for field in kept])
 
@@ -320,7 +323,9 @@ def pick(path: Path, arrays: Mapping[str, NDArray[Any]], ending: str) -> tuple[N
     """Return the arrays x, y and, if there is one, group of an NPZ file; ``ending`` selects its test arrays."""
     for name in ("x", "y"):
         if name + ending not in arrays:
-            raise FedskewError(
-                f"{path} has no array {name + ending!r}, it holds {', '.join(sorted(arrays)) or 'nothing'}"
-            )
-    return tuple(arrays[name + ending] for name in ("x", "y", "group") if name + ending in arrays)
+            names = ", ".join(sorted(arrays)) or "nothing"
+            raise FedskewError(f"{path} has no array {name + ending!r}, it holds {names}")
+    picked = [arrays["x" + ending], arrays["y" + ending]]
+    if "group" + ending in arrays:
+        picked.append(arrays["group" + ending])
+    return tuple(picked)

@@ -61,14 +61,12 @@ def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
         x = np.ascontiguousarray(
             np.lib.stride_tricks.sliding_window_view(ordered.x, window, axis=0)[start]
         )
-    if ordered.group is None:
-        group = None
-    else:
+    group = None
+    if ordered.group is not None:
         group = ordered.group[start]
+    overlapping = None
     if stride < window:
         overlapping = series[order][start]
-    else:
-        overlapping = None
     return Rows(x, _majority(ordered.y, start, window, classes), group, overlapping, rows.unit)
 
 

@@ -88,14 +88,11 @@ def cifar100(
         labels: fine for the 100 classes, coarse for the 20 superclasses
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
+    column, count = 0, 20
     if labels == "fine":
-        column, count = (1, 100)
-    else:
-        column, count = (0, 20)
-    train, test = (
-        _records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count)
-        for part in ("train", "test")
-    )
+        column, count = 1, 100
+    train = _records("cifar100", ("cifar-100-binary/train.bin",), 2, column, count)
+    test = _records("cifar100", ("cifar-100-binary/test.bin",), 2, column, count)
     return Arrays(
         train,
         test,
@@ -133,8 +130,6 @@ def _class_names(labels: str, count: int) -> tuple[str, ...]:
     path = find("cifar100", "cifar-100-binary/train.bin").with_name(f"{labels}_label_names.txt")
     if path.exists():
         names = tuple(read_text(path).split())
-    else:
-        names = ()
-    if len(names) == count:
-        return names
-    return tuple(str(number) for number in range(count))
+        if len(names) == count:
+            return names
+    return tuple(map(str, range(count)))

@@ -25,10 +25,13 @@ def diabetes(*, test: TestShare = 0.2, split_seed: int = 0, standardize: bool = 
     from sklearn.datasets import load_diabetes
 
     found: Any = load_diabetes(scaled=False)
+    scaled = None
+    if standardize:
+        scaled = everything(found.data)
     return Arrays(
         train=Rows(found.data, found.target.astype(np.float32)),
         test=Split("test", test, split_seed),
         classes=(),
         features=tuple(found.feature_names),
-        scaled=everything(found.data) if standardize else None,
+        scaled=scaled,
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_text, reading
+from fedskew.data.cells import numbers_of
 from fedskew.data.dataset import Rows
 from fedskew.data.readers.arrays import Arrays, PixelScale, scaled_pixels
 from fedskew.data.source import Source, find, register
@@ -38,35 +39,33 @@ def femnist(*, scale: PixelScale = "standard") -> Arrays:
     Args:
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    folders = [find("femnist", f"femnist/{part}") for part in ("train", "test")]
-    parts = [_read(folder) for folder in folders]
-    names = sorted({writer for _, _, writers in parts for writer, _ in writers})
-    number = {name: position for position, name in enumerate(names)}
-    train, test = (
-        Rows(
-            x,
-            y,
-            np.repeat(
-                [number[writer] for writer, _ in writers], [count for _, count in writers]
-            ).astype(np.int64),
-        )
-        for x, y, writers in parts
-    )
-    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=scaled_pixels(train.x, scale))
+    # Both are looked for before the first, which takes long, is read
+    train_folder = find("femnist", "femnist/train")
+    test_folder = find("femnist", "femnist/test")
+    x, y, writers, counts = _read(train_folder)
+    test_x, test_y, test_writers, test_counts = _read(test_folder)
+    names = sorted({*writers, *test_writers})
+    train = Rows(x, y, np.repeat(numbers_of(writers, names), counts))
+    test = Rows(test_x, test_y, np.repeat(numbers_of(test_writers, names), test_counts))
+    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=scaled_pixels(x, scale))
 
 
-def _read(folder: Path) -> tuple[Any, Any, list[tuple[str, int]]]:
-    """Return images, labels and (writer, rows) of all files of a folder."""
+def _read(folder: Path) -> tuple[Any, Any, list[str], list[int]]:
+    """Return images, labels, writers and the rows of each writer, of all files of a folder."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FedskewError(f"femnist: there are no .json files in {folder}")
-    images, labels, writers = [], [], []
+    images = []
+    labels = []
+    writers = []
+    counts = []
     for file in files:
         for writer, x, y in _writers(file):
             images.append(x)
             labels.append(y)
-            writers.append((writer, len(y)))
-    return np.concatenate(images), np.concatenate(labels), writers
+            writers.append(writer)
+            counts.append(len(y))
+    return np.concatenate(images), np.concatenate(labels), writers, counts
 
 
 def _writers(file: Path) -> list[tuple[str, Any, Any]]:
@@ -78,8 +77,8 @@ def _writers(file: Path) -> list[tuple[str, Any, Any]]:
             raise FedskewError(
                 f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again"
             ) from None
+        found = []
         try:
-            found = []
             for writer in content["users"]:
                 found.append((str(writer), *_writer(content["user_data"][writer])))
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -15,7 +15,7 @@ from fedskew.data.source import Download, Source, TestShare, find, is_there, reg
 
 _FOLDER = "UCI HAR Dataset"
 _ACTIVITIES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
-_SUBJECTS = tuple(str(number) for number in range(1, 31))
+_SUBJECTS = tuple(map(str, range(1, 31)))
 _SIGNALS = tuple(
     f"Inertial Signals/{sensor}_{axis}"
     for sensor in ("body_acc", "body_gyro", "total_acc")
@@ -67,10 +67,9 @@ def uci_har(
     """
     features = _feature_names(find("uci-har", f"{_FOLDER}/features.txt"))
     train = _rows("uci-har", "train", ("X",), len(features))
+    scaled = None
     if standardize:
         scaled = np.ones(len(features), dtype=np.bool_)
-    else:
-        scaled = None
     if part == "train":
         assert train.group is not None
         present, group = np.unique(train.group, return_inverse=True)
@@ -114,13 +113,15 @@ def uci_har_inertial() -> Arrays:
     if is_there(_COMPACT) and not is_there(_files("train", *_SIGNALS)[0]):
         train, test = _compact(find(name, _COMPACT))
     else:
-        train, test = (_rows(name, part, _SIGNALS, 128) for part in ("train", "test"))
+        train = _rows(name, "train", _SIGNALS, 128)
+        test = _rows(name, "test", _SIGNALS, 128)
     return Arrays(train, test, _ACTIVITIES, groups=_SUBJECTS, scaled=everything(train.x))
 
 
 def _rows(name: str, part: str, kinds: tuple[str, ...], width: int, otherwise: str = "") -> Rows:
     """Return one part in the official layout: features (files, width), and the activity and subject of every row."""
-    *values, labels, subjects = (find(name, file, otherwise) for file in _files(part, *kinds))
+    paths = [find(name, file, otherwise) for file in _files(part, *kinds)]
+    *values, labels, subjects = paths
     y = _whole_numbers(labels, len(_ACTIVITIES))
     group = _whole_numbers(subjects, len(_SUBJECTS))
     if len(y) != len(group):
@@ -170,14 +171,23 @@ def _from_one(where: str, values: Any, most: int) -> Ints:
 
 def _feature_names(path: Path) -> tuple[str, ...]:
     """Return the names in lines "1 tBodyAcc-mean()-X"; the number is kept where a name occurs several times."""
-    lines = []
+    numbers = []
+    names = []
     for line in read_bytes(path).decode(errors="replace").splitlines():
-        if line.strip():
-            lines.append(line.split(maxsplit=1))
-    if any(len(line) != 2 for line in lines):
-        raise FedskewError(f"{path} is not a list of numbered feature names")
-    names = [name for _, name in lines]
-    return tuple(f"{number} {name}" if names.count(name) > 1 else name for number, name in lines)
+        if not line.strip():
+            continue
+        words = line.split(maxsplit=1)
+        if len(words) != 2:
+            raise FedskewError(f"{path} is not a list of numbered feature names")
+        numbers.append(words[0])
+        names.append(words[1])
+    features = []
+    for number, name in zip(numbers, names, strict=True):
+        if names.count(name) > 1:
+            features.append(f"{number} {name}")
+        else:
+            features.append(name)
+    return tuple(features)
 
 
 def _compact(path: Path) -> tuple[Rows, Rows]:
@@ -194,6 +204,6 @@ def _compact(path: Path) -> tuple[Rows, Rows]:
     if not len(arrays["x"]) == len(y) == len(group) == len(arrays["split"]):
         raise FedskewError(f"{path}: x, y, subject and split have different lengths")
     whole = Rows(arrays["x"].transpose(0, 2, 1), y, group)
-    return whole.take(np.flatnonzero(arrays["split"] == 0)), whole.take(
-        np.flatnonzero(arrays["split"] == 1)
-    )
+    train = whole.take(np.flatnonzero(arrays["split"] == 0))
+    test = whole.take(np.flatnonzero(arrays["split"] == 1))
+    return train, test

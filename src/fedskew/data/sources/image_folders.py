@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import must_fit, read_text, reading
 from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.data.cells import numbers_of
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.source import Download, Source, TestShare, find, register
@@ -61,10 +62,9 @@ def pacs(
         split_seed: seed of the split
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    pictures = []
+    pictures: list[Picture] = []
     for domain in _DOMAINS:
-        for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain):
-            pictures.append(picture)
+        pictures.extend(_by_folder(find("pacs", f"PACS/{domain}"), group=domain))
     return _arrays(pictures, Split("test", test, split_seed), size, scale)
 
 
@@ -90,26 +90,30 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
         size: height and width to scale the images to
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    train, test = (
-        [
-            picture
-            for domain in _DIGIT_DOMAINS
-            for picture in _by_folder(find("digits-dg", f"digits_dg/{domain}/{part}"), group=domain)
-        ]
-        for part in ("train", "val")
-    )
+    train = _digits_dg_part("train")
+    test = _digits_dg_part("val")
     return _arrays(
         train, test, size, scale, notes=("the published validation images serve as test rows",)
     )
+
+
+def _digits_dg_part(part: str) -> list[Picture]:
+    pictures: list[Picture] = []
+    for domain in _DIGIT_DOMAINS:
+        folder = find("digits-dg", f"digits_dg/{domain}/{part}")
+        pictures.extend(_by_folder(folder, group=domain))
+    return pictures
 
 
 @register(
     "tiny-imagenet",
     Source(
         "research use (ImageNet terms); Stanford CS231n",
-        files=tuple(
-            f"tiny-imagenet-200/{file}"
-            for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
+        files=(
+            "tiny-imagenet-200/wnids.txt",
+            "tiny-imagenet-200/train",
+            "tiny-imagenet-200/val/val_annotations.txt",
+            "tiny-imagenet-200/val/images",
         ),
         downloads=(
             Download(
@@ -128,13 +132,12 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
     Args:
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    name, folder = "tiny-imagenet", "tiny-imagenet-200"
+    name = "tiny-imagenet"
+    folder = "tiny-imagenet-200"
     classes = sorted(read_text(find(name, f"{folder}/wnids.txt")).split())
-    train = [
-        picture
-        for wnid in classes
-        for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)
-    ]
+    train: list[Picture] = []
+    for wnid in classes:
+        train.extend(_files(find(name, f"{folder}/train/{wnid}/images"), wnid))
     annotations = find(name, f"{folder}/val/val_annotations.txt")
     images = find(name, f"{folder}/val/images")
     test = []
@@ -179,13 +182,12 @@ def images(
     notes: tuple[str, ...] = ()
     parted = (folder / "train").is_dir() and (folder / "test").is_dir()
     if test_path is None and parted:
-        test_path, folder = str(folder / "test"), folder / "train"
+        test_path = str(folder / "test")
+        folder = folder / "train"
         notes = ("the folders train and test are taken as the split",)
-    tested = (
-        Split("test", test, split_seed)
-        if test_path is None
-        else _layout(Path(test_path).expanduser(), layout)
-    )
+    tested: list[Picture] | Split = Split("test", test, split_seed)
+    if test_path is not None:
+        tested = _layout(Path(test_path).expanduser(), layout)
     return _arrays(_layout(folder, layout), tested, size, scale, color, notes)
 
 
@@ -194,39 +196,37 @@ def _layout(folder: Path, layout: str) -> list[Picture]:
         raise FedskewError(f"{folder} is not a folder")
     if layout == "class":
         return _by_folder(folder)
-    result: list[Picture] = []
+    pictures: list[Picture] = []
     for group in _subfolders(folder):
-        for picture in _by_folder(group, group.name):
-            result.append(picture)
-    return result
+        pictures.extend(_by_folder(group, group.name))
+    return pictures
 
 
 def _by_folder(folder: Path, group: str = "") -> list[Picture]:
-    result: list[Picture] = []
+    pictures: list[Picture] = []
     for inner in _subfolders(folder):
-        for picture in _files(inner, inner.name, group):
-            result.append(picture)
-    return result
+        pictures.extend(_files(inner, inner.name, group))
+    return pictures
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    found = sorted(
-        inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith(".")
-    )
-    if not found:
+    inside = []
+    for inner in folder.iterdir():
+        if inner.is_dir() and not inner.name.startswith("."):
+            inside.append(inner)
+    if not inside:
         raise FedskewError(f"{folder} has no folders in it, expected one per class")
-    return found
+    return sorted(inside)
 
 
 def _files(folder: Path, label: str, group: str = "") -> list[Picture]:
-    files = sorted(
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in _ENDINGS and not file.name.startswith(".")
-    )
+    files = []
+    for file in folder.iterdir():
+        if file.suffix.lower() in _ENDINGS and not file.name.startswith("."):
+            files.append(file)
     if not files:
         raise FedskewError(f"{folder} has no images in it ({', '.join(sorted(_ENDINGS))})")
-    return [Picture(file, label, group) for file in files]
+    return [Picture(file, label, group) for file in sorted(files)]
 
 
 def _arrays(
@@ -237,39 +237,43 @@ def _arrays(
     color: str = "rgb",
     notes: tuple[str, ...] = (),
 ) -> Arrays:
-    if isinstance(test, Split):
-        parts = [train]
-    else:
-        parts = [train, test]
-    classes, groups = (
-        sorted({getattr(picture, kind) for part in parts for picture in part})
-        for kind in ("label", "group")
-    )
+    pictures = list(train)
+    if not isinstance(test, Split):
+        pictures.extend(test)
+    classes = sorted({picture.label for picture in pictures})
+    groups = sorted({picture.group for picture in pictures if picture.group})
     if len(classes) < 2:
         raise FedskewError(
             f"{train[0].path.parent.parent} holds one class only ({classes[0]}); there is nothing to learn"
         )
-    named = groups != [""]
-    rows = []
-    for part in parts:
-        rows.append(
-            Rows(
-                _read(part, size, "RGB" if color == "rgb" else "L"),
-                np.array([classes.index(picture.label) for picture in part], dtype=np.int64),
-                np.array([groups.index(picture.group) for picture in part], dtype=np.int64)
-                if named
-                else None,
-            )
-        )
+    mode = "L"
+    if color == "rgb":
+        mode = "RGB"
+    train_rows = _rows(train, classes, groups, size, mode)
+    test_rows: Rows | Split
+    if isinstance(test, Split):
+        test_rows = test
+    else:
+        test_rows = _rows(test, classes, groups, size, mode)
     return Arrays(
-        train=rows[0],
-        test=test if isinstance(test, Split) else rows[1],
+        train=train_rows,
+        test=test_rows,
         classes=tuple(classes),
-        groups=tuple(groups) if named else (),
+        groups=tuple(groups),
         notes=notes,
-        scaled=scaled_pixels(rows[0].x, scale),
+        scaled=scaled_pixels(train_rows.x, scale),
         full_scale=255,
     )
+
+
+def _rows(
+    pictures: Sequence[Picture], classes: list[str], groups: list[str], size: int, mode: str
+) -> Rows:
+    x = _read(pictures, size, mode)
+    y = numbers_of([picture.label for picture in pictures], classes)
+    if not groups:
+        return Rows(x, y)
+    return Rows(x, y, numbers_of([picture.group for picture in pictures], groups))
 
 
 def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
@@ -287,7 +291,7 @@ def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
         len(pictures) * first.size,
         "give a smaller size= or fewer images",
     )
-    result = np.empty((len(pictures), *first.shape), dtype=np.uint8)
+    images = np.empty((len(pictures), *first.shape), dtype=np.uint8)
 
     def fill(position: int) -> None:
         pixels = _pixels(pictures[position].path, size, mode)
@@ -297,12 +301,12 @@ def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
                 f"{pictures[position].path} is {width}x{height}, others are {first.shape[2]}x{first.shape[1]}: give "
                 "size="
             )
-        result[position] = pixels
+        images[position] = pixels
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for _ in threads.map(fill, range(len(pictures)), chunksize=64):
             pass
-    return result
+    return images
 
 
 def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:

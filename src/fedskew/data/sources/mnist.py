@@ -38,15 +38,11 @@ def _downloads(
     folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]
 ) -> tuple[Download, ...]:
     """Return the downloads of files with their size and SHA-256."""
-    return tuple(
-        Download(
-            f"{folder}/{file}",
-            tuple(address + file for address in addresses),
-            f"sha256:{digest}",
-            size,
-        )
-        for file, (size, digest) in files.items()
-    )
+    downloads = []
+    for file, (size, digest) in files.items():
+        urls = [address + file for address in addresses]
+        downloads.append(Download(f"{folder}/{file}", tuple(urls), f"sha256:{digest}", size))
+    return tuple(downloads)
 
 
 _MNIST = _downloads(
@@ -88,9 +84,8 @@ _QMNIST = _downloads(
 
 
 def _source(licence: str, downloads: tuple[Download, ...]) -> Source:
-    return Source(
-        licence, files=tuple(download.path for download in downloads), downloads=downloads
-    )
+    files = [download.path for download in downloads]
+    return Source(licence, files=tuple(files), downloads=downloads)
 
 
 @register("mnist", _source("commonly stated as CC BY-SA 3.0; LeCun, Cortes, Burges", _MNIST))
@@ -136,7 +131,7 @@ def qmnist(*, scale: PixelScale = "standard") -> Arrays:
         train=Rows(train.x, train.y, numbers[: len(train)].astype(np.int64)),
         test=Rows(test.x, test.y, numbers[len(train) :].astype(np.int64)),
         classes=images.classes,
-        groups=tuple(str(name) for name in names),
+        groups=tuple(map(str, names)),
         scaled=images.scaled,
         full_scale=images.full_scale,
         notes=("groups are writers; no writer is in both the training and the test part",),

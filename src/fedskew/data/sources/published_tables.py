@@ -1,7 +1,8 @@
 """Published tables: covtype, unsw-nb15, nf-unsw-nb15, vehicles, driving-behavior."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from fedskew.data.readers.arrays import Arrays
 from fedskew.data.readers.table import Table
 from fedskew.data.readers.user_files import read_csv
 from fedskew.data.source import Download, Source, TestShare, find, register
+
+if TYPE_CHECKING:
+    from fedskew.data.cells import Frame
 
 _COVERS = (
     "Spruce/Fir",
@@ -75,13 +79,15 @@ def covtype(*, file: str = "covtype.data.gz", test: TestShare = 0.2, split_seed:
         y = values[:, -1].astype(np.int64)
     if not np.array_equal(y, values[:, -1]) or not 1 <= y.min() <= y.max() <= len(_COVERS):
         raise FedskewError(f"{path}: the last column must hold cover types 1 … {len(_COVERS)}")
-    partial = f"{path.name} holds {len(y):,} of the published {_COVTYPE_ROWS:,} rows"
+    notes: tuple[str, ...] = ()
+    if len(y) != _COVTYPE_ROWS:
+        notes = (f"{path.name} holds {len(y):,} of the published {_COVTYPE_ROWS:,} rows",)
     return Arrays(
         train=Rows(values[:, :-1], y - 1),
         test=Split("test", test, split_seed),
         classes=_COVERS,
         features=_COVTYPE_FEATURES,
-        notes=() if len(y) == _COVTYPE_ROWS else (partial,),
+        notes=notes,
         scaled=np.array([feature in _COVTYPE_NUMERIC for feature in _COVTYPE_FEATURES]),
     )
 
@@ -102,24 +108,24 @@ def _numeric_table(path: Path, columns: int) -> "np.ndarray[tuple[int, int], np.
     values = frame.to_numpy()
     short = np.flatnonzero(np.isnan(values).any(axis=1))
     if values.shape[1] != columns or len(short):
+        where = f"{values.shape[1]} columns"
         if len(short):
             where = f"line {short[0] + 1}"
-        else:
-            where = f"{values.shape[1]} columns"
         raise FedskewError(
             f"{path} is not a table of {columns} numbers a line ({where}): it is cut off or damaged"
         )
     return values
 
 
-_UNSW = "UNSW_NB15_{}-set.csv"
+_UNSW_TRAINING = "unsw-nb15/UNSW_NB15_training-set.csv"
+_UNSW_TESTING = "unsw-nb15/UNSW_NB15_testing-set.csv"
 
 
 @register(
     "unsw-nb15",
     Source(
         "free for academic research, commercial use by permission (UNSW Canberra); Moustafa, Slay 2015",
-        files=tuple(f"unsw-nb15/{_UNSW.format(part)}" for part in ("training", "testing")),
+        files=(_UNSW_TRAINING, _UNSW_TESTING),
         manual=(
             "download UNSW_NB15_training-set.csv and UNSW_NB15_testing-set.csv from "
             "https://research.unsw.edu.au/projects/unsw-nb15-dataset and put both into {root}/unsw-nb15/"
@@ -137,10 +143,13 @@ def unsw_nb15(
         split_seed: with part=train, seed of the split
     """
     hint = ", or use unsw-nb15:part=train for a split of the training file alone"
-    paths = [find("unsw-nb15", f"unsw-nb15/{_UNSW.format('training')}")]
+    paths = [find("unsw-nb15", _UNSW_TRAINING)]
     if part == "all":
-        paths.append(find("unsw-nb15", f"unsw-nb15/{_UNSW.format('testing')}", hint))
+        paths.append(find("unsw-nb15", _UNSW_TESTING, hint))
     frames = [read_csv(path, drop=("id", "label")) for path in paths]
+    tested: Frame | Split = Split("test", test, split_seed)
+    if part == "all":
+        tested = frames[1]
     notes: tuple[str, ...] = ()
     if len(frames[0]) == 82_332:
         # The publisher has offered the two files under each other's names; both kinds of copies exist.
@@ -148,12 +157,7 @@ def unsw_nb15(
             "the training file has 82,332 rows, which the paper gives as the testing set: the names are swapped in "
             "this copy",
         )
-    return Table(
-        train=frames[0],
-        test=frames[1] if part == "all" else Split("test", test, split_seed),
-        label="attack_cat",
-        notes=notes,
-    )
+    return Table(train=frames[0], test=tested, label="attack_cat", notes=notes)
 
 
 @register(
@@ -219,45 +223,65 @@ def vehicles(
     """
     import pandas as pd
 
-    folder = find("vehicles", "vehicles")
-    paths = sorted(folder.glob("*.csv"))
-    if not paths:
-        raise FedskewError(
-            f"vehicles: there is no .csv file in {folder}; put those of the Kaggle archive there"
-        )
-    frames = [read_csv(path, drop or ()) for path in paths]
-    for path, frame in zip(paths, frames, strict=True):
-        if list(frame.columns) != list(frames[0].columns):
-            raise FedskewError(
-                f"vehicles: {path} has other columns than {paths[0]}; keep files of one kind in the folder"
-            )
-    whole = pd.concat(frames, ignore_index=True)
+    frames = _vehicle_frames(drop or ())
+    whole = pd.concat(frames.values(), ignore_index=True)
     if drop is None:
-        whole = whole.drop(
-            columns=[
-                name for name in whole.columns if "time" in name.lower() or "date" in name.lower()
-            ]
-        )
-    named = [name for name in whole.columns if name.lower() == "label"]
+        whole = whole.drop(columns=_times(whole.columns))
+    if not label:
+        named = [name for name in whole.columns if name.lower() == "label"]
+        label = "label"
+        if named:
+            label = named[0]
     group = None
-    if len(paths) > 1:
+    if len(frames) > 1:
         group = "file"
-        whole[group] = np.repeat([path.stem for path in paths], [len(frame) for frame in frames])
+        whole[group] = np.repeat(list(frames), list(map(len, frames.values())))
     return Table(
         train=whole,
         test=Split("test", test, split_seed),
-        label=label or (named[0] if named else "label"),
+        label=label,
         group=group,
         window=window,
         stride=stride,
     )
 
 
+def _vehicle_frames(drop: tuple[str, ...]) -> "dict[str, Frame]":
+    """Return the tables of the folder by the names of their files; all have the same columns."""
+    folder = find("vehicles", "vehicles")
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise FedskewError(
+            f"vehicles: there is no .csv file in {folder}; put those of the Kaggle archive there"
+        )
+    frames = {path.stem: read_csv(path, drop) for path in paths}
+    first = frames[paths[0].stem]
+    for path in paths:
+        if list(frames[path.stem].columns) != list(first.columns):
+            raise FedskewError(
+                f"vehicles: {path} has other columns than {paths[0]}; keep files of one kind in the folder"
+            )
+    return frames
+
+
+def _times(columns: Iterable[str]) -> list[str]:
+    """Return the columns with time or date in their name."""
+    times = []
+    for name in columns:
+        if "time" in name.lower() or "date" in name.lower():
+            times.append(name)
+    return times
+
+
+_DRIVING_TRAIN = "driving-behavior/train_motion_data.csv"
+_DRIVING_TEST = "driving-behavior/test_motion_data.csv"
+
+
 @register(
     "driving-behavior",
     Source(
         "see the Kaggle page; Cojocaru, Popescu 2022",
-        files=("driving-behavior/train_motion_data.csv", "driving-behavior/test_motion_data.csv"),
+        files=(_DRIVING_TRAIN, _DRIVING_TEST),
         manual=(
             "download https://www.kaggle.com/datasets/outofskills/driving-behavior (needs an account) and put "
             "train_motion_data.csv and test_motion_data.csv into {root}/driving-behavior/"
@@ -273,11 +297,8 @@ def driving_behavior(
         window: rows of one window, 0 for none
         stride: rows from one window to the next, 0 for the length of the window
     """
-    train, test = (
-        read_csv(
-            find("driving-behavior", f"driving-behavior/{part}_motion_data.csv"),
-            drop=("Timestamp",),
-        )
-        for part in ("train", "test")
-    )
+    train_path = find("driving-behavior", _DRIVING_TRAIN)
+    train = read_csv(train_path, drop=("Timestamp",))
+    test_path = find("driving-behavior", _DRIVING_TEST)
+    test = read_csv(test_path, drop=("Timestamp",))
     return Table(train=train, test=test, label="Class", window=window, stride=stride)
