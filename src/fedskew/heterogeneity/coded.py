@@ -36,9 +36,8 @@ class Coded:
 
     def take(self, rows: "Ints | slice") -> "Coded":
         """Return these rows, in this order."""
-        if self.beyond is None:
-            beyond = None
-        else:
+        beyond = None
+        if self.beyond is not None:
             beyond = self.beyond[rows]
         return replace(self, bins=self.bins[rows], steps=self.steps[rows], beyond=beyond)
 

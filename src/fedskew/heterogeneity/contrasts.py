@@ -1,5 +1,6 @@
 """Each client against all others, one column at a time: what differs most where, in which direction, by what factor."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
-from fedskew.data.schema import Categories, Numeric, Scaling, Schema
+from fedskew.data.schema import Categories, Numeric, Pipeline, Scaling, Schema
 from fedskew.heterogeneity.effects import (
     LEVEL,
     Effect,
@@ -74,6 +75,13 @@ class Contrast:
         """Return how strong the effect is at least."""
         return strength_of(self.surely, self.kind)
 
+    @property
+    def size(self) -> float:
+        """Return how large the effect is, so that those of numbers and of categories can be ordered together."""
+        if np.isnan(self.effect):
+            return 0.0
+        return abs(self.effect) / COHEN[self.kind][-1]
+
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """Return it as plain values, with the client's name."""
         return {**asdict(self), "name": names[self.client], "strength": self.strength}
@@ -84,15 +92,13 @@ class Contrast:
             medians = f"median {self.here:.4g} against {self.others:.4g}"
             return f"{self.factor:.3g} times the others' ({medians}; another unit?)"
         if self.kind == "number":
+            way = "lower"
             if self.effect > 0:
                 way = "higher"
-            else:
-                way = "lower"
             return f"{way} (median {self.here:.4g} against {self.others:.4g})"
+        way = "less"
         if self.here > self.others:
             way = "more"
-        else:
-            way = "less"
         return f"{way} often {self.category!r} ({self.here:.1%} against {self.others:.1%})"
 
 
@@ -126,11 +132,13 @@ class Compared:
     @cached_property
     def sizes(self) -> Floats:
         """Return how large the effect is at each of the clients, in large effects."""
-        large = COHEN[self.variable.kind][-1]
-        clients = self.clients.tolist()
-        if self.variable.categories:
-            return np.array([cramers_v(self._against(client)) for client in clients]) / large
-        return np.abs([self._effect(client, LEVEL).value for client in clients]) / large
+        effects = []
+        for client in self.clients.tolist():
+            if self.variable.categories:
+                effects.append(cramers_v(self._against(client)))
+            else:
+                effects.append(abs(self._effect(client, LEVEL).value))
+        return np.array(effects) / COHEN[self.variable.kind][-1]
 
     def _effect(self, client: int, level: float) -> Effect:
         if self.variable.categories:
@@ -157,10 +165,10 @@ class Compared:
     def _samples(self) -> dict[int, Sample]:
         """Of each client, about the mean of all rows, so that differences of sums are exact enough."""
         apart = self.variable.values - self._centre
-        result: dict[int, Sample] = {}
-        for client in self.clients:
-            result[int(client)] = Sample.of(apart[self._mine(int(client))])
-        return result
+        samples: dict[int, Sample] = {}
+        for client in self.clients.tolist():
+            samples[client] = Sample.of(apart[self._mine(client)])
+        return samples
 
     @cached_property
     def _all(self) -> Sample:
@@ -177,11 +185,12 @@ class Compared:
 
     @cached_property
     def _quartiles(self) -> dict[int, tuple[float, float, float]]:
-        result: dict[int, tuple[float, float, float]] = {}
-        for client in self.clients:
-            if self._mine(int(client)).stop - self._mine(int(client)).start >= LEAST_ROWS:
-                result[int(client)] = _quartiles(self.variable.values[self._mine(int(client))])
-        return result
+        quartiles: dict[int, tuple[float, float, float]] = {}
+        for client in self.clients.tolist():
+            values = self.variable.values[self._mine(client)]
+            if len(values) >= LEAST_ROWS:
+                quartiles[client] = _quartiles(values)
+        return quartiles
 
     def _factor(self, client: int) -> float | None:
         """Return by what factor a client's numbers differ from those of the client whose median is the middle."""
@@ -197,7 +206,9 @@ class Compared:
         surely = max(sure.low, -sure.high, 0.0)  # NaN is none of these
         common = (client, self.variable.name, self.variable.kind, *effect, surely)
         if self.variable.categories:
-            here, others = (part / max(part.sum(), 1) for part in self._against(client))
+            mine, rest = self._against(client)
+            here = mine / max(mine.sum(), 1)
+            others = rest / max(rest.sum(), 1)
             most = int(np.argmax(np.abs(here - others)))
             return Contrast(
                 *common,
@@ -206,13 +217,12 @@ class Compared:
                 category=self.variable.categories[most],
             )
         values = self.variable.values
-        mine = self._mine(client)
-        rest = np.concatenate([values[: mine.start], values[mine.stop :]])
-        if len(rest):
-            middle = float(np.median(rest))
-        else:
-            middle = float("nan")
-        return Contrast(*common, float(np.median(values[mine])), middle, self._factor(client))
+        own = self._mine(client)
+        others_values = np.concatenate([values[: own.start], values[own.stop :]])
+        middle = math.nan
+        if len(others_values):
+            middle = float(np.median(others_values))
+        return Contrast(*common, float(np.median(values[own])), middle, self._factor(client))
 
 
 def _quartiles(values: Floats) -> tuple[float, float, float]:
@@ -228,40 +238,35 @@ def variables_of(
     Of more than ``most`` columns a random sample. ``data`` has names and units; without it, or where it has none,
     features are numbered, and in the units in which they are stored.
     """
+    names: tuple[str, ...] = ()
+    pipeline: Pipeline | None = None
     if data:
-        names, pipeline = (data.features, data.schema)
-    else:
-        names, pipeline = ((), None)
+        names = data.features
+        pipeline = data.schema
     if isinstance(pipeline, Schema) and rows.x.ndim == 2:
-        table = pipeline
-    else:
-        table = None
-    if table:
-        count = len(table.columns)
-    else:
-        count = rows.x.shape[1]
-    stream = Stream(seed, "measure variables")
-    if most is None or count <= most:
-        chosen = np.arange(count)
-    else:
-        chosen = np.sort(stream.sample(count, most))
-    if table:
-        return list(_of_schema(table, rows, partition, chosen))
+        chosen = _chosen(len(pipeline.columns), most, seed)
+        return list(_of_schema(pipeline, rows, partition, chosen))
+    scaling = None
     if isinstance(pipeline, Scaling):
         scaling = pipeline
-    else:
-        scaling = None
-    result: list[Variable] = []
-    for i in chosen.tolist():
-        for variable in _of_entry(rows, partition, i, names, scaling):
-            result.append(variable)
-    return result
+    variables: list[Variable] = []
+    for entry in _chosen(rows.x.shape[1], most, seed).tolist():
+        variables.extend(_of_entry(rows, partition, entry, names, scaling))
+    return variables
+
+
+def _chosen(count: int, most: int | None, seed: int) -> Ints:
+    """Return the numbers of all columns, or of a random sample of them."""
+    if most is None or count <= most:
+        return np.arange(count)
+    return np.sort(Stream(seed, "measure variables").sample(count, most))
 
 
 def _of_schema(
     schema: Schema, rows: Rows, partition: Partition, chosen: Ints
 ) -> Iterator[Variable]:
-    starts = np.cumsum([0, *(len(column.features) for column in schema.columns)]).tolist()
+    widths = [len(column.features) for column in schema.columns]
+    starts = np.cumsum([0, *widths]).tolist()
     for place in chosen.tolist():
         column = schema.columns[place]
         part = slice(starts[place], starts[place + 1])
@@ -280,22 +285,19 @@ def _of_entry(
 ) -> Iterator[Variable]:
     """Yield a column of numbers; or the mean and the deviation, over each row, of a channel of images or windows."""
     x = rows.x[partition.rows, entry]
+    offset = 0.0
+    factor = 1.0
     if scaling:
         offset = scaling.offset[entry]
         factor = scaling.factor[entry]
-    else:
-        offset, factor = (0.0, 1.0)
+    name = f"channel {entry}"
     if x.ndim == 1:
-        if entry < len(names):
-            name = names[entry]
-        else:
-            name = f"feature {entry}"
-        yield Variable(name, x.astype(np.float64) / factor + offset)
-        return
+        name = f"feature {entry}"
     if entry < len(names):
         name = names[entry]
-    else:
-        name = f"channel {entry}"
+    if x.ndim == 1:
+        yield Variable(name, x.astype(np.float64) / factor + offset)
+        return
     values = x.reshape(len(x), -1)
     yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64) / factor + offset)
     yield Variable(f"deviation of {name}", values.std(1, dtype=np.float64) / abs(factor))
@@ -308,7 +310,7 @@ def label_variables(rows: Rows, partition: Partition, names: Sequence[str]) -> l
     y = rows.y[partition.rows].astype(np.float64)
     if rows.target == "number":
         return [Variable("target", y)]
-    result: list[Variable] = []
-    for i, name in enumerate(names):
-        result.append(Variable(f"label {name}", y[:, i], ("no", "yes")))
-    return result
+    variables = []
+    for place, name in enumerate(names):
+        variables.append(Variable(f"label {name}", y[:, place], ("no", "yes")))
+    return variables

@@ -25,17 +25,7 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         yield "labels: not measured, as the targets are no classes, and no bins stand in for them."
     else:
         yield _of_labels(study)
-    if on_steps:
-        steps = f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)"
-    else:
-        steps = ""
-    yield (
-        f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, "
-        "each scaled "
-        f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, "
-        "exact in "
-        f"{looked - on_steps} features{steps}. A pair's distance is the mean over features."
-    )
+    yield _of_features(study, on_steps)
     if options.convention == "fedartml":
         yield (
             "mean, by chance: as in FedArtML 0.1.34: for every feature the square root of the mean squared hellinger, "
@@ -56,15 +46,31 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         yield "standard error: of the mean, for the drawn pairs and features; a worst value is that of the drawn ones."
     if chance:
         yield "by chance: the mean for rows assigned at random to the same sizes, which is not 0 for small samples."
-    for view in missing if study.classes else ():
-        yield f"{view}: not measured, as no two clients have {options.min_rows} rows to compare, or nothing varies."
+    if study.classes:
+        for view in missing:
+            yield f"{view}: not measured, as no two clients have {options.min_rows} rows to compare, or nothing varies."
+
+
+def _of_features(study: Study, on_steps: int) -> str:
+    looked = len(study.columns.chosen)
+    varying = study.columns.varying
+    which = f"{looked} random ones of"
+    if looked == varying:
+        which = "all"
+    steps = ""
+    if on_steps:
+        steps = f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)"
+    return (
+        f"features: {which} {varying} that are not constant, each scaled so that all rows span [0, 1]; "
+        f"{study.options.bins} bins of equal width; wasserstein of the values themselves, exact in "
+        f"{looked - on_steps} features{steps}. A pair's distance is the mean over features."
+    )
 
 
 def _of_labels(study: Study) -> str:
+    what = "bins that stand in for classes"
     if study.rows.bins is None:
         what = "classes"
-    else:
-        what = "bins that stand in for classes"
     return (
         f"labels: shares of the {study.classes} {what}; for wasserstein class k of K stands at k / (K - 1), so that it "
         "alone depends on the order of the classes. Label entropy is divided by log K."

@@ -42,20 +42,20 @@ class Profiles:
 
     def between(self, first: Ints, second: Ints) -> Floats:
         """Return the four distances (in the order of ``DISTANCES``) between lines ``first[p]`` and ``second[p]``."""
-        result = np.empty((len(DISTANCES), len(first)))
+        distances = np.empty((len(DISTANCES), len(first)))
         for part in _blocks(len(first), max(self.shares.shape[1], self.areas.shape[1])):
             one = first[part]
             two = second[part]
             middle = 0.5 * (self.entropy[one] + self.entropy[two])
             apart = self._roots[one] - self._roots[two]
             shares = (self.shares[one], self.shares[two])
-            result[0, part] = np.einsum("pb,pb->p", apart, apart)
-            result[1, part] = -_x_log_x(0.5 * (shares[0] + shares[1])).sum(axis=1) - middle
-            result[2, part] = 0.5 * np.abs(shares[0] - shares[1]).sum(axis=1)
-            result[3, part] = np.abs(self.areas[one] - self.areas[two]).sum(axis=1)
-        result[0] *= 0.5
-        result[:2] = np.sqrt(np.maximum(result[:2], 0.0))
-        return np.minimum(result, 1.0)  # rounding may exceed it
+            distances[0, part] = np.einsum("pb,pb->p", apart, apart)
+            distances[1, part] = -_x_log_x(0.5 * (shares[0] + shares[1])).sum(axis=1) - middle
+            distances[2, part] = 0.5 * np.abs(shares[0] - shares[1]).sum(axis=1)
+            distances[3, part] = np.abs(self.areas[one] - self.areas[two]).sum(axis=1)
+        distances[0] *= 0.5
+        distances[:2] = np.sqrt(np.maximum(distances[:2], 0.0))
+        return np.minimum(distances, 1.0)  # rounding may exceed it
 
 
 def between(left: Profiles, right: Profiles) -> Floats:
@@ -64,10 +64,9 @@ def between(left: Profiles, right: Profiles) -> Floats:
     both = Profiles(
         np.concatenate([left.shares, right.shares]), np.concatenate([left.areas, right.areas])
     )
+    other = np.zeros(count, dtype=np.int64)
     if len(right.shares) == count:
         other = np.arange(count)
-    else:
-        other = np.zeros(count, dtype=np.int64)
     return both.between(np.arange(count), count + other)
 
 
@@ -79,4 +78,5 @@ def _x_log_x(shares: Floats) -> Floats:
 
 def _blocks(count: int, width: int) -> Iterator[slice]:
     step = max(_CELLS_AT_ONCE // max(width, 1), 1)
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

@@ -20,6 +20,15 @@ class Effect(NamedTuple):
     high: float
 
 
+def with_interval(effect: Effect) -> str:
+    """Return an effect and its interval as text.
+
+    >>> with_interval(Effect(0.5, 0.25, 0.75))
+    '0.50 [0.25, 0.75]'
+    """
+    return f"{effect.value:.2f} [{effect.low:.2f}, {effect.high:.2f}]"
+
+
 class Sample(NamedTuple):
     """How many numbers there are, their mean, and the sum of squared differences from it."""
 
@@ -56,10 +65,9 @@ def hedges_g(one: Sample, other: Sample, level: float = LEVEL) -> Effect:
         return Effect(math.nan, math.nan, math.nan)
     spread = math.sqrt((one.squares + other.squares) / freedom)
     if spread == 0 or not math.isfinite(apart / spread):
+        far = 0.0
         if apart:
             far = math.copysign(math.inf, apart)
-        else:
-            far = 0.0
         return Effect(far, far, far)
     g = apart / spread * (1 - 3 / (4 * freedom - 1))
     reach = z_of(level) * math.sqrt((n + m) / (n * m) + g * g / (2 * (n + m)))
@@ -86,11 +94,12 @@ def _table_of(counts: Ints) -> _Table:
     chi = float((np.square(table - due) / due).sum())
     freedom = (rows - 1) * (columns - 1)
     surplus = max(0.0, chi / total - freedom / (total - 1))
-    room = min(size - 1 - (size - 1) ** 2 / (total - 1) for size in (rows, columns))
+    room = min(
+        rows - 1 - (rows - 1) ** 2 / (total - 1), columns - 1 - (columns - 1) ** 2 / (total - 1)
+    )
+    v = 0.0
     if room > 0:
         v = min(1.0, math.sqrt(surplus / room))
-    else:
-        v = 0.0
     return _Table(chi, freedom, total, min(rows, columns) - 1, v)
 
 
@@ -117,8 +126,9 @@ def cramers_v_interval(counts: Ints, level: float = LEVEL) -> Effect:
         return Effect(0.0, 0.0, 0.0)
     low = _noncentrality(chi, freedom, 0.5 + level / 2)
     high = _noncentrality(max(chi, freedom), freedom, 0.5 - level / 2)
-    ends = [math.sqrt(end / (total * most)) for end in (low, high)]
-    return Effect(v, min(ends[0], v), max(min(ends[1], 1.0), v))
+    low_v = math.sqrt(low / (total * most))
+    high_v = math.sqrt(high / (total * most))
+    return Effect(v, min(low_v, v), max(min(high_v, 1.0), v))
 
 
 def _noncentrality(chi: float, freedom: int, probability: float) -> float:

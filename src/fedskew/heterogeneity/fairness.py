@@ -67,7 +67,10 @@ def rounds_to_share(values: Numbers, share: float = 0.9, goal: float | None = No
     if not 0 < share <= 1:
         raise FedskewError(f"a share of {share:g} is out of range, it must be > 0 and <= 1")
     numbers = np.asarray(values, dtype=np.float64)
-    target = share * (numbers[-1:] if goal is None else np.array([goal]))
+    goals = numbers[-1:]
+    if goal is not None:
+        goals = np.array([goal])
+    target = share * goals
     # 0.72 reaches 0.9 of 0.8, rounding or not
     reached = np.flatnonzero(numbers >= target - 1e-12 * np.abs(target))
     if reached.size:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,31 +68,34 @@ def measure(
     )
     labelled = study.classes > 0
     columns = study.columns
+    views: dict[str, dict[str, Spread]] = {}
+    entropy: dict[str, float] = {}
     if labelled:
-        views = {"labels": _labels(study, chance)}
-    else:
-        views = {}
-    by_feature, on_steps, found = _features(study, chance)
-    views |= found
+        views["labels"] = _labels(study, chance)
+        entropy = _label_entropy(study)
+    by_feature, on_steps, of_features = _features(study, chance)
+    views |= of_features
     if labelled and len(columns.chosen):
-        views |= _labels_given_features(
-            study, regions_of(columns, Stream(seed, "measure regions")), chance
-        )
-    sizes = study.partition.sizes
+        regions = regions_of(columns, Stream(seed, "measure regions"))
+        views |= _labels_given_features(study, regions, chance)
+    most_skewed = None
+    if len(by_feature):
+        most_skewed = int(columns.chosen[np.argmax(by_feature)])
+    not_measured = [view for view in VIEWS if view not in views]
+    findings = None
+    if each:
+        names, missing = _told(data, study.partition)
+        findings = examine(study, names, missing, _given_features(views))
     return Heterogeneity(
         clients=study.partition.clients,
         rows=len(study.partition.rows),
         classes=study.classes,
         views={view: views[view] for view in VIEWS if view in views},
-        label_entropy=_label_entropy(study) if labelled else {},
-        sizes=_sizes(sizes),
-        most_skewed_feature=int(columns.chosen[np.argmax(by_feature)]) if len(by_feature) else None,
-        definition=tuple(
-            definition(study, on_steps, [view for view in VIEWS if view not in views], chance)
-        ),
-        findings=examine(study, *_told(data, study.partition), _given_features(views))
-        if each
-        else None,
+        label_entropy=entropy,
+        sizes=_sizes(study.partition.sizes),
+        most_skewed_feature=most_skewed,
+        definition=tuple(definition(study, on_steps, not_measured, chance)),
+        findings=findings,
     )
 
 
@@ -100,15 +103,14 @@ def _told(
     data: "Federation | Rows", partition: Partition
 ) -> tuple[Sequence[str], Mapping[str, Mapping[str, int]]]:
     """Return the names of the clients, and the missing entries of their columns, where they told them."""
-    if not isinstance(data, Federation):
+    if not isinstance(data, Federation) or not data.named:
         return [f"client {client}" for client in range(partition.clients)], {}
-    if not data.named:
-        return [f"client {client}" for client in range(data.clients)], {}
-    missing = {}
+    missing: dict[str, dict[str, int]] = {}
     for one in data.data.silos:
-        missing[one.name] = {
-            title: facts.missing for title, facts in one.columns.items() if facts.missing
-        }
+        missing[one.name] = {}
+        for title, facts in one.columns.items():
+            if facts.missing:
+                missing[one.name][title] = facts.missing
     return data.client_names, missing
 
 
@@ -132,7 +134,9 @@ def levels(
     """Return only the mean distances between clients, of ``labels`` or ``features``, as in ``measure``."""
     study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
     comparison = whole_clients(partition.offsets, study.pairs)
-    variables = [study.labels] if of == "labels" else study.features(comparison.load)
+    variables: Iterable[Coded] = [study.labels]
+    if of != "labels":
+        variables = study.features(comparison.load)
     (apart,) = _compare(variables, [comparison])
     return {name: apart.level(line, convention) for line, name in _named(convention)}
 
@@ -150,49 +154,65 @@ class _Apart:
         """Return one number for this distance."""
         if convention == "mean":
             return _mean(self.by_pair[line])
+        inside = self.by_variable
         if DISTANCES[line] == "hellinger":
             inside = self.squares
-        else:
-            inside = self.by_variable
         return min(_mean(np.sqrt(inside[line])), 1.0)
+
+    def error(self, line: int, variables: int) -> float:
+        """Return the standard error of the mean, from sampling pairs, and variables out of so many."""
+        values = self.by_pair[line]
+        if not len(values):
+            return 0.0
+        from_pairs = self.comparison.error(values)
+        from_variables = standard_error(self.by_variable[line], variables)
+        return math.hypot(from_pairs, from_variables)
 
 
 def _named(convention: Convention) -> list[tuple[int, str]]:
     """Return the distances that a convention defines, with their lines."""
-    result: list[tuple[int, str]] = []
+    named: list[tuple[int, str]] = []
     for line, name in enumerate(DISTANCES):
         if convention == "mean" or name in FEDARTML:
-            result.append((line, name))
-    return result
+            named.append((line, name))
+    return named
 
 
 def _compare(
     variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None
 ) -> list[_Apart]:
-    sums = []
-    for comparison in comparisons:
-        sums.append(np.zeros((len(DISTANCES), comparison.pairs)))
-    means: list[list[Floats]] = [[] for _ in comparisons]
-    squares: list[list[Floats]] = [[] for _ in comparisons]
+    sums = [_Sums(comparison) for comparison in comparisons]
     for variable in variables:
-        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True):
-            if comparison.pairs:
-                apart = comparison.distances(variable)
-                total += apart
-                mean.append(apart.mean(axis=1))
-                square.append((apart**2).mean(axis=1))
+        for each in sums:
+            each.add(variable)
         if pooled is not None:
             pooled.add(variable)
-    result: list[_Apart] = []
-    for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True):
-        result.append(
-            _Apart(
-                comparison,
-                total / max(len(mean), 1),
-                *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square)),
-            )
+    return [each.apart() for each in sums]
+
+
+class _Sums:
+    """Sums, over variables, of the distances of each pair; and the means, over pairs, of each variable."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.total = np.zeros((len(DISTANCES), comparison.pairs))
+        self.means: list[Floats] = []
+        self.squares: list[Floats] = []
+
+    def add(self, variable: Coded) -> None:
+        if self.comparison.pairs:
+            apart = self.comparison.distances(variable)
+            self.total += apart
+            self.means.append(apart.mean(axis=1))
+            self.squares.append((apart**2).mean(axis=1))
+
+    def apart(self) -> _Apart:
+        return _Apart(
+            comparison=self.comparison,
+            by_pair=self.total / max(len(self.means), 1),
+            by_variable=np.array(self.means).T.reshape(len(DISTANCES), -1),
+            squares=np.array(self.squares).T.reshape(len(DISTANCES), -1),
         )
-    return result
 
 
 class _Pooled:
@@ -221,9 +241,8 @@ def _labels(study: Study, chance: bool) -> dict[str, Spread]:
     comparison = whole_clients(study.partition.offsets, study.pairs)
     pooled = _Pooled(study.partition.offsets)
     comparisons = [comparison, *_by_chance(comparison, None, study, chance)]
-    return _spreads(
-        _compare([study.labels], comparisons, pooled), 1, study.options.convention, pooled
-    )
+    apart = _compare([study.labels], comparisons, pooled)
+    return _spreads(apart, 1, study.options.convention, pooled)
 
 
 def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
@@ -240,10 +259,10 @@ def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[s
     pooled = _Pooled(offsets)
     varying = study.columns.varying
     apart = _compare(study.features(plain.load), comparisons, pooled)
-    found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
+    views = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
     if given is not None and given.pairs:
-        found["features given label"] = _spreads(apart[half:], varying, study.options.convention)
-    return apart[0].by_variable[0], pooled.on_steps, found
+        views["features given label"] = _spreads(apart[half:], varying, study.options.convention)
+    return apart[0].by_variable[0], pooled.on_steps, views
 
 
 def _labels_given_features(
@@ -252,14 +271,11 @@ def _labels_given_features(
     comparison = within_strata(
         study.partition.offsets, region, study.few_pairs, study.options.min_rows
     )
-    comparisons = [comparison, *_by_chance(comparison, region, study, chance)]
     if not comparison.pairs:
         return {}
-    return {
-        "labels given features": _spreads(
-            _compare([study.labels], comparisons), 1, study.options.convention
-        )
-    }
+    comparisons = [comparison, *_by_chance(comparison, region, study, chance)]
+    apart = _compare([study.labels], comparisons)
+    return {"labels given features": _spreads(apart, 1, study.options.convention)}
 
 
 def _by_chance(
@@ -275,31 +291,29 @@ def _spreads(
 ) -> dict[str, Spread]:
     """Return one result per distance; ``apart`` are the measured distances and those by chance."""
     actual = apart[0]
-    comparison = apart[0].comparison
-    if pooled:
-        to_all, worst_to_all = pooled.summary()
-    else:
-        to_all, worst_to_all = (None, None)
-    result = {}
+    spreads = {}
     for line, name in _named(convention):
         values = actual.by_pair[line]
-        from_pairs = comparison.error(values)
-        from_variables = standard_error(actual.by_variable[line], variables)
-        if len(values):
-            error = math.hypot(from_pairs, from_variables)
-        else:
-            error = 0.0
-        result[name] = Spread(
+        error = actual.error(line, variables)
+        if convention != "mean" and error != 0:
+            error = math.nan  # it does not apply to a root
+        by_chance = None
+        if len(apart) > 1:
+            by_chance = apart[1].level(line, convention)
+        spreads[name] = Spread(
             mean=actual.level(line, convention),
             worst=float(values.max(initial=0.0)),
-            # It does not apply to a root
-            standard_error=error if convention == "mean" or error == 0 else math.nan,
-            pairs=comparison.pairs,
-            by_chance=apart[1].level(line, convention) if len(apart) > 1 else None,
-            pooled=None if to_all is None else float(to_all[line]),
-            pooled_worst=None if worst_to_all is None else float(worst_to_all[line]),
+            standard_error=error,
+            pairs=actual.comparison.pairs,
+            by_chance=by_chance,
         )
-    return result
+    if pooled is not None:
+        to_all, worst_to_all = pooled.summary()
+        for line, name in _named(convention):
+            spreads[name] = replace(
+                spreads[name], pooled=float(to_all[line]), pooled_worst=float(worst_to_all[line])
+            )
+    return spreads
 
 
 def _mean(values: Floats) -> float:
@@ -315,8 +329,6 @@ def _label_entropy(study: Study) -> dict[str, float]:
         entropy[clients] = profiles.entropy
     if study.classes > 1:
         entropy /= math.log2(study.classes)
-    else:
-        entropy /= 1.0
     return {
         "mean": float(entropy.mean()),
         "least": float(entropy.min()),

@@ -1,7 +1,7 @@
 """The pairs of clients that are compared: all, or a sample with its standard error; by all rows, or by stratum."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,17 +84,17 @@ class Comparison:
         """Return the four distances of every pair that has a comparison, for one variable."""
         if not self.pairs:
             return np.empty((len(DISTANCES), 0))
-        if self.rows is None:
-            grouped = coded
-        else:
+        grouped = coded
+        if self.rows is not None:
             grouped = coded.take(self.rows)
         apart = grouped.profiles(self.offsets).between(self.first, self.second)
         if len(self.pair) == self.pairs:
             return apart
         times = np.bincount(self.pair, minlength=self.pairs)
-        return np.stack(
-            [np.bincount(self.pair, weights=line, minlength=self.pairs) / times for line in apart]
-        )
+        means = []
+        for line in apart:
+            means.append(np.bincount(self.pair, weights=line, minlength=self.pairs) / times)
+        return np.stack(means)
 
     @property
     def load(self) -> int:
@@ -103,10 +103,9 @@ class Comparison:
 
     def error(self, values: Floats) -> float:
         """Return the standard error from sampling pairs; pairs without a comparison count as drawn but missing."""
+        share = 1.0
         if self.of:
             share = self.pairs / self.of
-        else:
-            share = 1.0
         return standard_error(values, max(round(self.total * share), self.pairs))
 
 
@@ -114,10 +113,9 @@ def whole_clients(offsets: Ints, pairs: Pairs) -> Comparison:
     """Return the comparison of every pair by all rows."""
     needed, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
     count = len(pairs.first)
-    same = len(needed) == len(offsets) - 1
-    if same:
-        rows, inner = (None, offsets)
-    else:
+    rows: Ints | None = None
+    inner = offsets
+    if len(needed) < len(offsets) - 1:
         rows, inner = rows_of(offsets, needed)
     return Comparison(
         rows, inner, ends[:count], ends[count:], np.arange(count), count, count, pairs.total
@@ -153,18 +151,16 @@ def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> 
 
 def shuffled(comparison: Comparison, stratum: Ints | None, stream: Stream) -> Comparison:
     """Return the same groups with their rows assigned at random, within each stratum: what chance alone gives."""
-    if comparison.rows is None:
+    rows = comparison.rows
+    if rows is None:
         rows = np.arange(int(comparison.offsets[-1]))
-    else:
-        rows = comparison.rows
     mixed = rows[stream.permutation(len(rows))]
     if stratum is not None:
         places = np.argsort(stratum[rows], kind="stable")
         by_stratum = mixed[np.argsort(stratum[mixed], kind="stable")]
         mixed = np.empty_like(rows)
         mixed[places] = by_stratum
-    c = comparison
-    return Comparison(mixed, c.offsets, c.first, c.second, c.pair, c.pairs, c.of, c.total)
+    return replace(comparison, rows=mixed)
 
 
 def rows_of(offsets: Ints, clients: Ints) -> tuple[Ints, Ints]:

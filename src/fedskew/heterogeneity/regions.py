@@ -18,21 +18,17 @@ def regions_of(columns: Columns, stream: Stream) -> Ints:
     sample = np.sort(stream.sample(total, min(total, SAMPLE)))
     points = columns.scaled(slice(None), sample).T
     distinct = np.unique(points, axis=0)
-    start = np.sort(
-        Stream(stream.seed, stream.purpose, *stream.path, 1).sample(
-            len(distinct), min(REGIONS, len(distinct))
-        )
-    )
+    draw = Stream(stream.seed, stream.purpose, *stream.path, 1)
+    start = np.sort(draw.sample(len(distinct), min(REGIONS, len(distinct))))
     centres = distinct[start]
     for _ in range(LLOYD_STEPS):
         centres = _means(points, _nearest(points, centres), centres)
     step = max(_VALUES_AT_ONCE // max(width, 1), 1)
-    parts = []
+    regions = []
     for begin in range(0, total, step):
-        parts.append(slice(begin, min(begin + step, total)))
-    return np.concatenate(
-        [_nearest(columns.scaled(slice(None), part).T, centres) for part in parts]
-    )
+        part = slice(begin, min(begin + step, total))
+        regions.append(_nearest(columns.scaled(slice(None), part).T, centres))
+    return np.concatenate(regions)
 
 
 def _nearest(points: Floats, centres: Floats) -> Ints:

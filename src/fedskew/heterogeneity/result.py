@@ -62,38 +62,43 @@ class Heterogeneity:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and numbers; undefined values are None."""
-        views = {}
-        for view, found in self.views.items():
-            views[view.replace(" ", "_")] = {name: asdict(spread) for name, spread in found.items()}
-        whole = {
-            "clients": self.clients, "rows": self.rows, "classes": self.classes, **views,
-            "label_entropy": dict(self.label_entropy), "sizes": dict(self.sizes),
-            "most_skewed_feature": self.most_skewed_feature, "definition": list(self.definition),
-            **(self.findings.as_dict() if self.findings else {}),
-        }  # fmt: skip
-        result: dict[str, Any] = _without_nan(whole)
-        return result
+        whole: dict[str, Any] = {
+            "clients": self.clients,
+            "rows": self.rows,
+            "classes": self.classes,
+        }
+        for view, spreads in self.views.items():
+            key = view.replace(" ", "_")
+            whole[key] = {name: asdict(spread) for name, spread in spreads.items()}
+        whole["label_entropy"] = dict(self.label_entropy)
+        whole["sizes"] = dict(self.sizes)
+        whole["most_skewed_feature"] = self.most_skewed_feature
+        whole["definition"] = list(self.definition)
+        if self.findings:
+            whole |= self.findings.as_dict()
+        plain: dict[str, Any] = _without_nan(whole)
+        return plain
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per view and distance: for printing, or for a data frame."""
-        result: list[dict[str, Any]] = []
-        for view, found in self.views.items():
-            for name, spread in found.items():
-                result.append({"of": view, "distance": name, **asdict(spread)})
-        return result
+        rows: list[dict[str, Any]] = []
+        for view, spreads in self.views.items():
+            for name, spread in spreads.items():
+                rows.append({"of": view, "distance": name, **asdict(spread)})
+        return rows
 
     def __str__(self) -> str:
         heads = ("mean", "worst", "by_chance", "pooled", "pooled_worst", "standard_error")
-        lines = [
-            f"{'of':<22}{'distance':<17}"
-            + "".join(f"{head.replace('_', ' '):>15}" for head in heads)
-        ]
+        lines = []
+        if self.findings:
+            lines.append(f"{self.findings}\n")
+        titles = "".join(f"{head.replace('_', ' '):>15}" for head in heads)
+        lines.append(f"{'of':<22}{'distance':<17}{titles}")
         for row in self.table():
-            numbers = "".join(
-                f"{'' if row[head] is None else format(row[head], '.4f'):>15}" for head in heads
-            )
+            numbers = "".join(_cell(row[head]) for head in heads)
             lines.append(f"{row['of']:<22}{row['distance']:<17}{numbers}")
-        entropy, sizes = self.label_entropy, self.sizes
+        entropy = self.label_entropy
+        sizes = self.sizes
         if entropy:
             spread = f"mean {entropy['mean']:.3f}, least {entropy['least']:.3f}, most {entropy['most']:.3f}"
             lines.append(f"label entropy: {spread}")
@@ -101,11 +106,13 @@ class Heterogeneity:
             f"rows per client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini "
             f"{sizes['gini']:.3f}"
         )
-        if self.findings:
-            first = [f"{self.findings}\n"]
-        else:
-            first = []
-        return "\n".join((*first, *lines, *self.definition))
+        return "\n".join((*lines, *self.definition))
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return " " * 15
+    return f"{value:15.4f}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -92,11 +92,8 @@ class Study:
     def pairs(self) -> Pairs:
         """Return the pairs of clients to compare."""
         clients = self.partition.clients
-        return choose_pairs(
-            clients,
-            self.options.pairs or default_pairs(clients),
-            Stream(self.options.seed, "measure pairs"),
-        )
+        most = self.options.pairs or default_pairs(clients)
+        return choose_pairs(clients, most, Stream(self.options.seed, "measure pairs"))
 
     @cached_property
     def few_pairs(self) -> Pairs:
@@ -116,26 +113,19 @@ def study_of(
             raise FedskewError(
                 "measure: a federation has its own partition; give rows and a partition, or only the federation"
             )
+        known = 0
         if data.train.labelled:
             known = len(data.data.label_names)
-        else:
-            known = 0
-        return Study(
-            data.train,
-            data.partition.check(len(data.train), overlap=True),
-            known,
-            options,
-            data.data,
-        )
+        checked = data.partition.check(len(data.train), overlap=True)
+        return Study(data.train, checked, known, options, data.data)
     if not isinstance(data, Rows) or partition is None:
         raise FedskewError(
             f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}"
         )
     partition.check(len(data), overlap=True)
+    least = 0
     if data.labelled:
         least = int(data.labels[partition.rows].max()) + 1
-    else:
-        least = 0
     if classes is not None and classes < least:
         raise FedskewError(
             f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more"

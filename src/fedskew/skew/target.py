@@ -40,10 +40,9 @@ class SkewParameter:
 
     def value(self, rows: Rows, clients: int, position: float) -> float | int:
         """Return the parameter's value at a position between 0 (mild) and 1 (harsh), rounded to a few digits."""
-        if callable(self.mild):
-            mild = self.mild(rows, clients)
-        else:
-            mild = self.mild
+        mild = self.mild
+        if callable(mild):
+            mild = mild(rows, clients)
         if self.scale == "linear":
             return round(mild + position * (self.harsh - mild), _DIGITS)
         value = math.exp(math.log(mild) + position * math.log(self.harsh / mild))
@@ -102,9 +101,7 @@ class Target:
         """
         name, equals, number = str(text).strip().partition("=")
         of, dot, distance = name.strip().replace("_", "-").rpartition(".")
-        if dot:
-            of = of
-        else:
+        if not dot:
             of = "labels"
         if not equals or not distance:
             raise FedskewError(
@@ -176,13 +173,11 @@ def find(
     >>> found.spec, found.level
     ('classes:k=1', 1.0)
     """
-    if isinstance(target, Target):
-        wanted = target
-    else:
-        wanted = Target.parse(target)
-    search = _Search(_OpenSkew.of(spec), rows, clients, seed, wanted, classes)
+    if not isinstance(target, Target):
+        target = Target.parse(target)
+    search = _Search(_OpenSkew.of(spec), rows, clients, seed, target, classes)
     best = search.run(tolerance)
-    if abs(best.level - wanted.level) > tolerance:
+    if abs(best.level - target.level) > tolerance:
         raise search.unreachable(best, tolerance)
     return best
 
@@ -206,41 +201,47 @@ class _OpenSkew:
         for part in parts:
             if part.name not in treatments:
                 skews.get(part.name)  # refuses an unknown name, and names the nearest
-        adjustable = [place for place, part in enumerate(parts) if part.name in PARAMETERS]
-        free = [
-            place
-            for place in adjustable
-            if PARAMETERS[parts[place].name].option not in parts[place].options
-        ]
-        shown = " + ".join(map(str, parts))
-        if not adjustable:
-            raise FedskewError(
-                f"skew {shown} has no parameter that a target could set: use one of {', '.join(sorted(PARAMETERS))}"
-            )
-        if not free:
-            options = " and ".join(PARAMETERS[parts[place].name].option for place in adjustable)
-            raise FedskewError(
-                f"skew {shown}: a target is reached by {options}: leave it out, or leave the target out"
-            )
-        if len(free) > 1:
-            options = " and ".join(
-                f"{PARAMETERS[parts[place].name].option} of {parts[place].name}" for place in free
-            )
-            raise FedskewError(
-                f"skew {shown}: {options} are both open, and a target can only set one: give the others"
-            )
-        place = free[0]
+        place = _open_place(parts)
         return cls(
-            tuple(parts[:place]),
-            parts[place],
-            tuple(parts[place + 1 :]),
-            PARAMETERS[parts[place].name],
+            before=tuple(parts[:place]),
+            open=parts[place],
+            after=tuple(parts[place + 1 :]),
+            parameter=PARAMETERS[parts[place].name],
         )
 
     def at(self, value: float | int) -> str:
         """Return the skew with its parameter at this value, as text."""
         closed = Choice(self.open.name, {self.parameter.option: value, **self.open.options})
         return " + ".join(map(str, (*self.before, closed, *self.after)))
+
+
+def _open_place(parts: list[Choice]) -> int:
+    """Return which part has its parameter open; raise an error if none has, or several have."""
+    shown = " + ".join(map(str, parts))
+    set_by = []
+    free = []
+    open_options = []
+    for place, part in enumerate(parts):
+        if part.name not in PARAMETERS:
+            continue
+        option = PARAMETERS[part.name].option
+        set_by.append(option)
+        if option not in part.options:
+            free.append(place)
+            open_options.append(f"{option} of {part.name}")
+    if not set_by:
+        raise FedskewError(
+            f"skew {shown} has no parameter that a target could set: use one of {', '.join(sorted(PARAMETERS))}"
+        )
+    if not free:
+        raise FedskewError(
+            f"skew {shown}: a target is reached by {' and '.join(set_by)}: leave it out, or leave the target out"
+        )
+    if len(free) > 1:
+        raise FedskewError(
+            f"skew {shown}: {' and '.join(open_options)} are both open, and a target can only set one: give the others"
+        )
+    return free[0]
 
 
 def _as_choice(part: Any) -> Choice:
@@ -264,9 +265,8 @@ class _Search:
     seed: int
     target: Target
     classes: int | None
-    tried: dict[float, float | None] = field(
-        default_factory=dict
-    )  # value of the parameter -> level; None where the skew refuses
+    # Value of the parameter -> level; None where the skew refuses
+    tried: dict[float, float | None] = field(default_factory=dict)
     # Position of the parameter -> how far above the level
     offsets: dict[float, float] = field(default_factory=dict)
     best: Found | None = None
@@ -274,7 +274,9 @@ class _Search:
 
     def run(self, tolerance: float) -> Found:
         """Search the grid from the mild end; bisect between neighbours that enclose the level; stop when close."""
-        before, between = None, 0
+        before = None
+        between = 0
+        close = tolerance / 10
         for step in range(_GRID):
             position = step / (_GRID - 1)
             off = self._off(position)
@@ -285,7 +287,9 @@ class _Search:
                 jump = self._halve(*before, position, tolerance / 10)
                 self._look_around(jump, tolerance, _BETWEEN - between - _HALVINGS)
                 between += len(self.tried) - known
-            if self._miss() <= (tolerance if between else tolerance / 10):
+            if between:
+                close = tolerance
+            if self._miss() <= close:
                 break
             before = (position, off)
         self._refine(tolerance)
@@ -299,16 +303,16 @@ class _Search:
         """Bisect between two positions that enclose the level until it is close; return where that ends."""
         for _ in range(_HALVINGS):
             if self._miss() <= close:
-                off = None
-            else:
-                off = self._off((low + high) / 2)
-            if off is None:
                 break
             middle = (low + high) / 2
+            off = self._off(middle)
+            if off is None:
+                break
             if off_low * off > 0:
-                low, off_low, high = (middle, off, high)
+                low = middle
+                off_low = off
             else:
-                low, off_low, high = (low, off_low, middle)
+                high = middle
         return (low + high) / 2
 
     def _look_around(self, position: float, tolerance: float, most: int) -> None:
@@ -374,14 +378,12 @@ class _Search:
 
     def unreachable(self, nearest: Found, tolerance: float) -> FedskewError:
         """Return the error that says what can be reached instead."""
-        found = [level for level in self.tried.values() if level is not None]
-        values = [value for value, level in self.tried.items() if level is not None]
-        range_of_values = f"{self.skew.parameter.option} {min(values):g} … {max(values):g}"
+        made = {value: level for value, level in self.tried.items() if level is not None}
+        range_of_values = f"{self.skew.parameter.option} {min(made):g} … {max(made):g}"
         clients = nearest.partition.clients
-        reached = f"{min(found):.3f} … {max(found):.3f}"
+        reached = f"{min(made.values()):.3f} … {max(made.values()):.3f}"
         return FedskewError(
             f"no {self.skew.open.name} partition of {clients} clients with seed {self.seed} has {self.target} within "
-            f"{tolerance:g}: "
-            f"{range_of_values} reaches {reached}, nearest {nearest.level:.3f} with {nearest.spec}: "
+            f"{tolerance:g}: {range_of_values} reaches {reached}, nearest {nearest.level:.3f} with {nearest.spec}: "
             "ask for a level that is reached, or take another skew or seed"
         )
