@@ -167,7 +167,8 @@ class Experiment(Settings):
 
     def settings(self) -> Settings:
         """Return the settings of the training alone."""
-        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+        values = {field.name: getattr(self, field.name) for field in fields(Settings)}
+        return Settings(**values)
 
 
 def checked(instance: Any, where: str) -> None:
@@ -197,26 +198,29 @@ def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
         )
     if not path.exists():
         raise FedskewError(f"there is no experiment file {path}")
-    with reading(path):
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (
-            ValueError
-        ) as problem:  # of the syntax, of the encoding, or of a number with thousands of digits
-            raise FedskewError(f"{path} is not a TOML file: {problem}") from None
-    known = {*(field.name for field in fields(Experiment)), *more}
-    result: dict[str, Any] = {}
-    for written, value in content.items():
+    known = {field.name for field in fields(Experiment)}
+    known.update(more)
+    settings: dict[str, Any] = {}
+    for written, value in _read_toml(path).items():
         key = written.replace("-", "_")
-        if key in result:
+        if key in settings:
             raise FedskewError(f"{path}: {key} is given twice")
         if key not in known:
             raise unknown(f"setting in {path}", key, known)
         if isinstance(value, dict) and key not in (*CHOICES, *more):
             raise FedskewError(f"{path}: {key} takes a single value, not a table")
         _refuse_long_numbers(f"{path}: {key}", value)
-        result[key] = value
-    return result
+        settings[key] = value
+    return settings
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    with reading(path):
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Of the syntax, of the encoding, or of a number with thousands of digits
+        except ValueError as problem:
+            raise FedskewError(f"{path} is not a TOML file: {problem}") from None
 
 
 def _refuse_long_numbers(where: str, value: Any) -> None:
@@ -236,23 +240,24 @@ def _refuse_long_numbers(where: str, value: Any) -> None:
 def to_toml(values: Mapping[str, Any]) -> str:
     """Return settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
     plain = []
+    tables = []
     for key, value in values.items():
         if not isinstance(value, Mapping):
             plain.append(f"{key} = {_toml(value)}")
-    tables = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            body = [f"{name} = {_toml(entry)}" for name, entry in value.items()]
-            tables.append("\n".join(["", f"[{key}]", *body]))
+            continue
+        tables += ["", f"[{key}]"]
+        for name, entry in value.items():
+            tables.append(f"{name} = {_toml(entry)}")
     return "\n".join([*plain, *tables]) + "\n"
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: '"none"'}[value]
-    if isinstance(value, (int, float)):
-        # NumPy's numbers print with their type
-        return repr(value if isinstance(value, int) else float(value))
+    if isinstance(value, int):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(float(value))  # NumPy's numbers print with their type
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(_toml(entry) for entry in value) + "]"
     # The escapes of JSON are those of TOML, except this one.

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-_STEP, _MIX_1, _MIX_2 = (
-    number - (1 << 64) if number >> 63 else number
-    for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+# The constants of ``fedskew.core.streams``, which all have the highest bit set, as signed whole numbers
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
 # Of a client's key and of its numbers: whole numbers of so many bits are exact in float32
 KEY_BITS = 24
 

@@ -21,7 +21,13 @@ class FedskewError(ValueError):
         if len(message) > _LONGEST:
             message = f"{message[:half]} … {message[-half:]}"
         line = " ".join(message.splitlines())
-        super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
+        signs = []
+        for sign in line:
+            if sign.isprintable():
+                signs.append(sign)
+            else:
+                signs.append("\ufffd")
+        super().__init__("".join(signs))
 
 
 class DivergedError(FedskewError):
@@ -46,10 +52,9 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Fedsk
     name = name[:_LONGEST]
     names = names[:_LONGEST]
     close = difflib.get_close_matches(name, names, n=1)
+    hint = ""
     if close:
         hint = f"did you mean {close[0]!r}? "
-    else:
-        hint = ""
     return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{more}")
 
 

@@ -136,10 +136,9 @@ def too_large(path: Path, how: str, size: int) -> FedskewError:
 
 def must_fit(what: str, size: int, fix: str) -> None:
     """Raise an error if ``what`` needs more bytes than this machine has memory."""
+    memory = 1 << 40
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        memory = 1 << 40
     if size > memory:
         raise FedskewError(
             f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}"
@@ -148,26 +147,27 @@ def must_fit(what: str, size: int, fix: str) -> None:
 
 def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     """Return the arrays of an NPZ file; pickled objects are refused."""
-    import numpy as np  # here, so that the command line starts without it
-
     with reading(path):
         try:
             with path.open("rb") as file:
-                archive = np.load(file, allow_pickle=False)
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise FedskewError(
-                        f"{path} is a single array, not an .npz archive: use numpy.savez"
-                    )
-                with zipfile.ZipFile(file) as packed:
-                    size = sum(member.file_size for member in packed.infolist())
-                if size > unpacked_limit(path.stat().st_size):
-                    raise too_large(path, "", size)
-                return {name: archive[name] for name in archive.files}
+                return _arrays_of(path, file)
         except FedskewError:
             raise
         except (ValueError, zipfile.BadZipFile, KeyError) as error:
+            why = "damaged"
             if "pickle" in str(error):
                 why = "it holds Python objects (dtype object), which are never unpickled"
-            else:
-                why = "damaged"
             raise FedskewError(f"{path} is not a readable .npz archive: {why}") from None
+
+
+def _arrays_of(path: Path, file: IO[bytes]) -> "dict[str, NDArray[Any]]":
+    import numpy as np  # here, so that the command line starts without it
+
+    archive = np.load(file, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise FedskewError(f"{path} is a single array, not an .npz archive: use numpy.savez")
+    with zipfile.ZipFile(file) as packed:
+        size = sum(member.file_size for member in packed.infolist())
+    if size > unpacked_limit(path.stat().st_size):
+        raise too_large(path, "", size)
+    return {name: archive[name] for name in archive.files}

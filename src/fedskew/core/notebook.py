@@ -20,7 +20,10 @@ def few(lines: Sequence[str], most: int = 50) -> list[str]:
     >>> few(["a", "b", "c"], most=1)
     ['a', '… and 2 more']
     """
-    return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
+    first = list(lines[:most])
+    if len(lines) > most:
+        first.append(f"… and {len(lines) - most} more")
+    return first
 
 
 def facts_as_html(caption: str, facts: Mapping[str, Any]) -> str:
@@ -29,9 +32,8 @@ def facts_as_html(caption: str, facts: Mapping[str, Any]) -> str:
     >>> facts_as_html("a < b", {"rows": 1200, "notes": None})
     '<table><caption>a &lt; b</caption><tbody><tr><th>rows</th><td>1,200</td></tr></tbody></table>'
     """
-    return rows_as_html(
-        caption, (), ([name, value] for name, value in facts.items() if value is not None)
-    )
+    rows = [[name, value] for name, value in facts.items() if value is not None]
+    return rows_as_html(caption, (), rows)
 
 
 def rows_as_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -39,15 +41,16 @@ def rows_as_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]
 
     It has no colours or fonts of its own, so that it follows the theme of the notebook.
     """
+    titles = ""
     if head:
-        titles = f"<thead><tr>{''.join(f'<th>{escape(title)}</th>' for title in head)}</tr></thead>"
-    else:
-        titles = ""
-    lines = "".join(
-        f"<tr><th>{escape(str(first))}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
-        for first, *cells in rows
-    )
-    return f"<table><caption>{escape(caption)}</caption>{titles}<tbody>{lines}</tbody></table>"
+        names = "".join(f"<th>{escape(title)}</th>" for title in head)
+        titles = f"<thead><tr>{names}</tr></thead>"
+    lines = []
+    for first, *others in rows:
+        cells = "".join(f"<td>{_cell(value)}</td>" for value in others)
+        lines.append(f"<tr><th>{escape(str(first))}</th>{cells}</tr>")
+    body = "".join(lines)
+    return f"<table><caption>{escape(caption)}</caption>{titles}<tbody>{body}</tbody></table>"
 
 
 def _cell(value: Any) -> str:

@@ -43,27 +43,32 @@ def imported() -> list[Imported]:
 def import_modules(sources: Iterable[str]) -> None:
     """Import Python files (by their paths) or modules (by their names), which register components."""
     for source in sources:
-        is_file = source.endswith(".py") or not all(
-            part.isidentifier() for part in source.split(".")
-        )
         known = len(OWN)
         try:
-            if is_file:
-                new = _import_file(Path(source))
-            else:
+            if _is_module_name(source):
                 new = _import_module(source)
+            else:
+                new = _import_file(Path(source))
         except FedskewError as problem:
             raise FedskewError(f"--import {source}: {problem}") from problem
-        if (
-            new.module not in _imported
-            and len(OWN) == known
-            and not any(place(thing).startswith(f"{new.module}.") for thing in OWN)
-        ):
+        registered = len(OWN) > known or _has_registered(new.module)
+        if new.module not in _imported and not registered:
             raise FedskewError(
                 f'--import {source} registers nothing: write @algorithms.register("name") before a class of your own '
                 "(CONTRIBUTING.md), or leave it out"
             )
         _imported[new.module] = new
+
+
+def _is_module_name(source: str) -> bool:
+    if source.endswith(".py"):
+        return False
+    return all(part.isidentifier() for part in source.split("."))
+
+
+def _has_registered(module: str) -> bool:
+    """Return whether a component comes from this module."""
+    return any(place(thing).startswith(f"{module}.") for thing in OWN)
 
 
 def import_again(wanted: Iterable[Imported]) -> None:
@@ -133,17 +138,25 @@ def _failure(problem: BaseException, file: str) -> FedskewError:
     if isinstance(problem, SyntaxError):
         return FedskewError(f"{problem.filename}, line {problem.lineno}: {problem.msg}")
     frames = traceback.extract_tb(problem.__traceback__)
-    at = next((frame for frame in reversed(frames) if file in ("", frame.filename)), frames[-1])
+    at = frames[-1]
+    inside = [frame for frame in frames if frame.filename == file]
+    if inside:
+        at = inside[-1]
     return FedskewError(f"{at.filename}, line {at.lineno}: {type(problem).__name__}: {problem}")
 
 
 def _digest(module: types.ModuleType) -> str:
     """Return the SHA-256 of a module's file, or of all Python files of a package, by name."""
-    folders = getattr(module, "__path__", ())
-    files = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
-    if not files and (file := getattr(module, "__file__", None)):
+    files: list[Path] = []
+    for folder in getattr(module, "__path__", ()):
+        files.extend(Path(folder).rglob("*.py"))
+    file = getattr(module, "__file__", None)
+    if not files and file:
         files = [Path(file)]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def digest_of(module: str) -> str | None:
@@ -161,10 +174,9 @@ def load_entry_points(group: str) -> None:
         try:
             entry.load()
         except (Exception, SystemExit) as problem:
+            owner = "a package"
             if entry.dist:
                 owner = f"{entry.dist.name} {entry.dist.version}"
-            else:
-                owner = "a package"
             why = " ".join(str(problem).split())
             warnings.warn(
                 f"{owner}: its entry point {entry.name} = {entry.value} ({group}) cannot be loaded "

@@ -5,16 +5,13 @@ import inspect
 import math
 import pkgutil
 import re
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import (
     Annotated,
     Any,
     Generic,
-    Literal,
     TypeVar,
-    Union,
     cast,
     get_args,
     get_origin,
@@ -22,6 +19,7 @@ from typing import (
 )
 
 from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.option_values import NOT_OF_TYPE, converted, type_name
 from fedskew.core.plugins import OWN, load_entry_points, place
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -40,27 +38,24 @@ class Bounds:
 
     def holds(self, value: float) -> bool:
         """Return whether the value is finite and within the bounds."""
-        if self.above:
-            low = value > self.low
-        else:
-            low = value >= self.low
-        if self.below:
-            high = value < self.high
-        else:
-            high = value <= self.high
+        if self.above and value == self.low:
+            return False
+        if self.below and value == self.high:
+            return False
         # A whole number may be too large for math.isfinite
-        return low and high and abs(value) < math.inf
+        return self.low <= value <= self.high and abs(value) < math.inf
 
     def __str__(self) -> str:
-        if self.low == -math.inf:
-            low = ""
-        else:
-            low = f"{'>' if self.above else '>='} {self.low:g}"
-        if self.high == math.inf:
-            high = ""
-        else:
-            high = f"{'<' if self.below else '<='} {self.high:g}"
-        return " and ".join(part for part in (low, high) if part) or "finite"
+        ends = []
+        if self.low != -math.inf and self.above:
+            ends.append(f"> {self.low:g}")
+        elif self.low != -math.inf:
+            ends.append(f">= {self.low:g}")
+        if self.high != math.inf and self.below:
+            ends.append(f"< {self.high:g}")
+        elif self.high != math.inf:
+            ends.append(f"<= {self.high:g}")
+        return " and ".join(ends) or "finite"
 
 
 # Beyond it seeds repeat, whole numbers need more than 64 bits, and products of two options overflow float32.
@@ -94,54 +89,38 @@ class Option:
 
     def type_name(self) -> str:
         """Return the type in words for users."""
-        return _type_name(self.type)
+        return type_name(self.type)
 
     def convert(self, value: Any, where: str) -> Any:
         """Return ``value`` (text from the command line, or a typed value) as this option's type, within its bounds."""
         try:
-            result = _convert(value, self.type)
-        except (TypeError, KeyError, ValueError, OverflowError):
+            typed = converted(value, self.type)
+        except NOT_OF_TYPE:
             raise FedskewError(
                 f"{where}: {self.name}={_show(value)} is not {self.type_name()}"
             ) from None
-        if isinstance(result, tuple):
-            parts = result
-        else:
-            parts = (result,)
+        parts = (typed,)
+        if isinstance(typed, tuple):
+            parts = typed
         for part in parts:
             if isinstance(part, str) and not is_utf8(part):
                 raise FedskewError(
                     f"{where}: {self.name}={_show(value)} is not UTF-8 text: rename what it names"
                 )
-            if not isinstance(part, (int, float)):
-                continue
-            if self.bounds and not self.bounds.holds(part):
-                raise FedskewError(
-                    f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}"
-                )
-            if abs(part) >= LIMIT:
-                raise FedskewError(
-                    f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63"
-                )
-        return result
+            if isinstance(part, (int, float)):
+                self._check_number(part, value, where)
+        return typed
 
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind)))
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_type_name(part) for part in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"a list of {_type_name(get_args(kind)[0])} (a+b+c)"
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        type(None): "none",
-        Mapping: "a table",
-    }
-    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+    def _check_number(self, number: float, value: Any, where: str) -> None:
+        """Raise an error for a number out of range; ``value`` is what the user gave."""
+        if self.bounds and not self.bounds.holds(number):
+            raise FedskewError(
+                f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}"
+            )
+        if abs(number) >= LIMIT:
+            raise FedskewError(
+                f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63"
+            )
 
 
 def _show(value: Any) -> str:
@@ -160,82 +139,44 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
-_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind``; raise TypeError, KeyError, ValueError or OverflowError if it is not one."""
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return _convert(value, get_args(kind)[0])
-    if origin is Literal:
-        for allowed in get_args(kind):
-            if str(value) == str(allowed):
-                return allowed
-        raise ValueError(value)
-    if origin in (Union, types.UnionType):
-        return _convert_union(value, get_args(kind))
-    if origin is tuple:
-        if isinstance(value, str):
-            parts = value.split("+")
-        else:
-            parts = value
-        return tuple(_convert(part, get_args(kind)[0]) for part in parts)
-    if kind is bool:
-        return _TRUTH[str(value).lower()]
-    if isinstance(value, bool):
-        raise TypeError(value)
-    if kind is int:
-        if isinstance(value, float) and not value.is_integer():
-            raise ValueError(value)
-        return int(value)
-    if kind is float:
-        return float(value)
-    if kind is str and isinstance(value, (int, float)):
-        return str(value)
-    if not isinstance(value, origin or kind):
-        raise TypeError(value)
-    return value
-
-
-def _convert_union(value: Any, kinds: tuple[Any, ...]) -> Any:
-    if type(None) in kinds and (value is None or str(value).lower() == "none"):
-        return None
-    for kind in kinds:
-        if kind is not type(None):
-            try:
-                return _convert(value, kind)
-            except (TypeError, KeyError, ValueError, OverflowError):
-                continue
-    raise ValueError(value)
-
-
 def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
     """Return the options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
+    target = thing
+    keyword_kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if is_dataclass(thing):
         target = thing.__init__
-    else:
-        target = thing
+        keyword_kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     hints = get_type_hints(target, include_extras=True)
-    documented: dict[str, str] = {}
-    for source in reversed(inspect.getmro(thing)) if isinstance(thing, type) else [thing]:
-        documented |= argument_help(
-            inspect.cleandoc(source.__doc__ or "")
-        )  # a derived class repeats only what it changes
-    keyword_kinds = (inspect.Parameter.KEYWORD_ONLY,)
-    if is_dataclass(thing):
-        keyword_kinds += (inspect.Parameter.POSITIONAL_OR_KEYWORD,)  # type: ignore[assignment]
-    result = {}
+    documented = _documented(thing)
+    options = {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if parameter.kind not in keyword_kinds:
             continue
-        kind = hints[name]
-        bounds = None
-        if get_origin(kind) is Annotated:
-            kind, *extras = get_args(kind)
-            bounds = next((extra for extra in extras if isinstance(extra, Bounds)), None)
-        result[name] = Option(name, kind, parameter.default, bounds, documented.get(name, ""))
-    return result
+        kind, bounds = _with_bounds(hints[name])
+        options[name] = Option(name, kind, parameter.default, bounds, documented.get(name, ""))
+    return options
+
+
+def _documented(thing: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of each argument; a derived class repeats only what it changes."""
+    sources: list[Any] = [thing]
+    if isinstance(thing, type):
+        sources = list(reversed(inspect.getmro(thing)))
+    documented: dict[str, str] = {}
+    for source in sources:
+        documented |= argument_help(inspect.cleandoc(source.__doc__ or ""))
+    return documented
+
+
+def _with_bounds(annotation: Any) -> tuple[Any, Bounds | None]:
+    """Return the type in an annotation, and its bounds."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, None
+    kind, *extras = get_args(annotation)
+    for extra in extras:
+        if isinstance(extra, Bounds):
+            return kind, extra
+    return kind, None
 
 
 def argument_help(doc: str) -> dict[str, str]:
@@ -245,33 +186,35 @@ def argument_help(doc: str) -> dict[str, str]:
     {'mu': 'strength of the term, at least 0', 'tau': 'other'}
     """
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE)
-    found: dict[str, str] = {}
+    if section is None:
+        return {}
+    texts: dict[str, str] = {}
     name = ""
-    for line in (section.group(1) if section else "").splitlines():
+    for line in section.group(1).splitlines():
         start = re.match(r" {4}(\w+): (.*)", line)
         if start:
             name = start.group(1)
-            found[name] = start.group(2).strip()
+            texts[name] = start.group(2).strip()
         elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
+            texts[name] += " " + line.strip()
+    return texts
 
 
 def validate(thing: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return ``values`` converted to the types of the options; unknown, missing and out-of-range ones are errors."""
     known = options_of(thing)
     for name in values:
+        if not known:
+            raise FedskewError(f"{where} takes no options, got {name!r}")
         if name not in known:
-            if not known:
-                raise FedskewError(f"{where} takes no options, got {name!r}")
             raise unknown(f"option of {where}", name, known)
     for option in known.values():
         if option.required and option.name not in values:
             raise FedskewError(f"{where} needs {option.name}=: {option.help or option.type_name()}")
-    result: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for name, value in values.items():
-        result[name] = known[name].convert(value, where)
-    return result
+        typed[name] = known[name].convert(value, where)
+    return typed
 
 
 @dataclass(frozen=True)
@@ -312,18 +255,18 @@ def parts_of(spec: Any, kind: str) -> list[Any]:
     >>> [part.name for part in parts_of("dirichlet:alpha=0.3 + noise:sigma=0.1", "skew")]
     ['dirichlet', 'noise']
     """
-    if isinstance(spec, str):
-        parts = [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
-        for part in parts:
-            if "+" in part.name:  # in an option's value a plus makes a list
-                apart = " + ".join(name.strip() for name in part.name.split("+"))
-                raise FedskewError(
-                    f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}"
-                )
-        return parts
     if isinstance(spec, Composition):
         return [Choice(spec.name, spec.options), *spec.added]
-    return [spec]
+    if not isinstance(spec, str):
+        return [spec]
+    parts = [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
+    for part in parts:
+        if "+" in part.name:  # in an option's value a plus makes a list
+            apart = " + ".join(map(str.strip, part.name.split("+")))
+            raise FedskewError(
+                f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}"
+            )
+    return parts
 
 
 def spelled(value: Any) -> str:
@@ -345,7 +288,9 @@ def parse(text: str, kind: str) -> Choice:
     if not name:
         raise FedskewError(f"empty {kind}: write name or name:key=value,key=value")
     options: dict[str, Any] = {}
-    for part in rest.split(",") if rest else []:
+    if not rest:
+        return Choice(name.strip(), options)
+    for part in rest.split(","):
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
@@ -365,10 +310,9 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self._package = package
+        self._group = f"fedskew.{kind}s"
         if kind == "data set":
             self._group = "fedskew.data"
-        else:
-            self._group = f"fedskew.{kind}s"
         self._things: dict[str, T] = {}
         self._loaded = self._searched = False
         self.beside: Registry[Any] | None = None  # another registry, whose names must be others
@@ -446,10 +390,11 @@ class Registry(Generic[T]):
         elif isinstance(spec, Choice):
             choice = spec
         elif isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
-            choice = Choice(
-                spec["name"],
-                {key.replace("-", "_"): value for key, value in spec.items() if key != "name"},
-            )
+            options = {}
+            for key, value in spec.items():
+                if key != "name":
+                    options[key.replace("-", "_")] = value
+            choice = Choice(spec["name"], options)
         else:
             raise FedskewError(
                 f"{self.kind} {_show(spec)}: write it as text, name:key=value, or as a table with a name"
@@ -459,23 +404,26 @@ class Registry(Generic[T]):
 
     def full(self, choice: Choice) -> Choice:
         """Return the choice with every option, including defaults."""
-        known = self.options(choice.name)
-        return Choice(
-            choice.name,
-            {name: choice.options.get(name, option.default) for name, option in known.items()},
-        )
+        options = {}
+        for name, option in self.options(choice.name).items():
+            options[name] = choice.options.get(name, option.default)
+        return Choice(choice.name, options)
 
     def brief(self, choice: Choice) -> Choice:
         """Return the choice without the options that are at their defaults."""
         known = self.options(choice.name)
-        return Choice(
-            choice.name,
-            {key: value for key, value in choice.options.items() if value != known[key].default},
-        )
+        options = {}
+        for name, value in choice.options.items():
+            if value != known[name].default:
+                options[name] = value
+        return Choice(choice.name, options)
 
     def name_of(self, thing: Any) -> str | None:
         """Return the name under which a class or function is registered, or None."""
-        return next((name for name, known in self.loaded().items() if known is thing), None)
+        for name, known in self.loaded().items():
+            if known is thing:
+                return name
+        return None
 
 
 class Composing(Registry[T]):
@@ -487,10 +435,14 @@ class Composing(Registry[T]):
 
     def full(self, choice: Choice) -> Choice:
         """Return the choice with every option of every part."""
-        return compose(Registry.full(self.home(part), part) for part in parts_of(choice, self.kind))
+        parts = []
+        for part in parts_of(choice, self.kind):
+            parts.append(Registry.full(self.home(part), part))
+        return compose(parts)
 
     def brief(self, choice: Choice) -> Choice:
         """Return the choice without the options that are at their defaults, for each part."""
-        return compose(
-            Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind)
-        )
+        parts = []
+        for part in parts_of(choice, self.kind):
+            parts.append(Registry.brief(self.home(part), part))
+        return compose(parts)

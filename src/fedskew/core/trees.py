@@ -24,7 +24,9 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     """Return the clients at ``index`` of a stacked tree."""
 
     def pick(value: Tensor) -> Tensor:
-        return value[index.to(value.device) if isinstance(index, Tensor) else index]
+        if isinstance(index, Tensor):
+            return value[index.to(value.device)]
+        return value[index]
 
     result: Tree = {}
     for part, tensors in tree.items():
@@ -34,11 +36,10 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
 
 def tensors_of(tree: Tree) -> list[Tensor]:
     """Return all tensors of a tree."""
-    result: list[Tensor] = []
+    found: list[Tensor] = []
     for tensors in tree.values():
-        for value in tensors.values():
-            result.append(value)
-    return result
+        found.extend(tensors.values())
+    return found
 
 
 def unsqueezed(tree: Tree) -> Tree:
@@ -68,14 +69,19 @@ def finite_clients(trees: Iterable[Tree], count: int) -> NDArray[np.bool_]:
     for tree in trees:
         for value in tensors_of(tree):
             values.append(value[:, None].flatten(1))
-    fine = np.ones(count, dtype=bool)
+    if not values:
+        return np.ones(count, dtype=bool)
     # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. In the tensors' own
     # precision it is fastest, but may overflow. All sums leave a GPU at once.
-    for precision in (None, torch.float64) if values else ():
-        sums = torch.stack([value.sum(1, dtype=precision) for value in values])
-        fine = np.isfinite(sums.cpu().double().numpy()).all(0)
-        if fine.all():
-            break
+    fine = _finite_sums(values, None)
+    if not fine.all():
+        fine = _finite_sums(values, torch.float64)
+    return fine
+
+
+def _finite_sums(values: list[Tensor], precision: torch.dtype | None) -> NDArray[np.bool_]:
+    sums = torch.stack([value.sum(1, dtype=precision) for value in values])
+    fine: NDArray[np.bool_] = np.isfinite(sums.cpu().double().numpy()).all(0)
     return fine
 
 

@@ -29,9 +29,12 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
-    if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
-        return
-    file = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    mode = os.O_RDONLY
+    if os.name == "nt":
+        if path.is_dir():
+            return  # Windows has no such call for folders
+        mode = os.O_RDWR
+    file = os.open(path, mode)
     try:
         os.fsync(file)
     finally:
