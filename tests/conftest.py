@@ -174,8 +174,8 @@ class Lab:
             for name, value in training.checkpoint().items()
             if not name.startswith("store/")
         }
-        for client in range(training.trained_on.clients) if training.store else []:
-            for part, tensors in training.store.get(np.array([client])).items():
+        for client in range(training.trained_on.clients) if training.clients.store else []:
+            for part, tensors in training.clients.store.get(np.array([client])).items():
                 found |= {
                     f"client {client} {part} {name}": value for name, value in tensors.items()
                 }
@@ -216,9 +216,11 @@ class Lab:
 
     @staticmethod
     def start(training: Server, plan: Plan) -> Start:
-        own = training.store.get(plan.clients)
-        server = training.algorithm.broadcast(training.server_state)
-        return Start(training.params, training.buffers, server, own, training.settings.lr)
+        own = training.clients.store.get(plan.clients)
+        server = training.algorithm.broadcast(training.state.server_state)
+        return Start(
+            training.state.params, training.state.buffers, server, own, training.settings.lr
+        )
 
 
 @pytest.fixture(scope="session")

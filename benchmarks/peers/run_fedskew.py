@@ -39,5 +39,5 @@ for _ in range(given.rounds + 1):
     server.advance()
     clock.mark()
 net = model(work)
-load_weights(net, {name: value.cpu() for name, value in server.state().items()})
+load_weights(net, {name: value.cpu() for name, value in server.state.model().items()})
 clock.report(loss_of(net, work), "torch")

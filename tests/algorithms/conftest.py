@@ -19,7 +19,8 @@ from fedskew.engine.job import Engine
 from fedskew.engine.plan import Plan
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.network import Network
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 
 ROUNDS, EPOCHS, BATCH, LR, CLASSES, FEATURES = 3, 2, 4, 0.3, 3, 5
 
@@ -73,7 +74,7 @@ class Desk:
         """Return the weights after all rounds, and the result of every round."""
         training = self.training(algorithm, engine, **settings)
         results: list[RoundResult] = [training.advance() for _ in range(training.settings.rounds)]
-        return self.flat(training.params), results
+        return self.flat(training.state.params), results
 
     @staticmethod
     def flat(weights: Tensors) -> np.ndarray:

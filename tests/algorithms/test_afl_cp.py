@@ -247,14 +247,18 @@ def test_consistency_by_hand():
     settings = {"rounds": 3, "per_round": 4, "dtype": "float64", "threads": 1, "device": "cpu"}
     training, _ = prepare(fed, "logreg", resolve("afl-cp:consistency=3"), fs.Settings(**settings))
     heard: list[Updates] = []
-    training.engine = listening(training.engine, heard)
+    context = training.rounds.context
+    training.rounds.context = replace(context, engine=listening(context.engine, heard))
     likeness, times = np.zeros(5), np.zeros(5)
     for number in (1, 2, 3):
-        before = {name: value.clone() for name, value in training.params.items()}
+        before = {name: value.clone() for name, value in training.state.params.items()}
         heard.clear()
         lines = training.advance().clients
         moved = np.concatenate(
-            [(training.params[name] - value).numpy().ravel() for name, value in before.items()]
+            [
+                (training.state.params[name] - value).numpy().ravel()
+                for name, value in before.items()
+            ]
         )
         known = times > 0
         mean = (likeness[known] / times[known]).mean() if known.any() else 1.0
@@ -361,8 +365,8 @@ def test_equal_scores_are_fedavg():
     mine, usual = (
         fs.train(fed, "logreg", name, **settings) for name in ("afl-cp:entropy=0,speed=0", "fedavg")
     )
-    for name, value in usual.server.params.items():
-        np.testing.assert_allclose(mine.server.params[name], value, rtol=0, atol=1e-12)
+    for name, value in usual.server.state.params.items():
+        np.testing.assert_allclose(mine.server.state.params[name], value, rtol=0, atol=1e-12)
     assert mine.clients["client"].tolist() == usual.clients["client"].tolist()
     other = fs.train(fed, "logreg", "afl-cp", **settings)
     assert other.clients["weight"].tolist() != pytest.approx(

@@ -133,7 +133,7 @@ def test_who_sends_nan_is_left_out_and_the_run_goes_on(desk, method: str):
     training = desk.training(method, fleet=FLEET)
     training.job.x[desk.held[2]] = np.nan  # the fastest
     results = [training.advance() for _ in range(6)]
-    assert np.isfinite(desk.flat(training.params)).all()
+    assert np.isfinite(desk.flat(training.state.params)).all()
     excluded = [line for result in results for line in result.clients if line["client"] == 2]
     assert excluded
     assert all(line["weight"] == 0 for line in excluded)
@@ -158,7 +158,7 @@ def test_engines_agree_and_a_stopped_run_goes_on(desk, method: str, fleet: str):
     resumed = desk.training(method, Loop(), **settings)
     resumed.restore(stopped.checkpoint())
     rest = [resumed.advance() for _ in range(5)]
-    assert np.array_equal(desk.flat(resumed.params), right)
+    assert np.array_equal(desk.flat(resumed.state.params), right)
     assert [result.clients for result in rest] == [result.clients for result in results[4:]]
 
 

@@ -144,7 +144,7 @@ def test_by_hand(spec: str, momentum: float, engine):
         result = training.advance()
     assert [line["steps"] for line in result.clients] == STEPS
     found = torch.hstack(
-        [training.params["head.weight"], training.params["head.bias"][:, None]]
+        [training.state.params["head.weight"], training.state.params["head.bias"][:, None]]
     ).numpy()
     np.testing.assert_allclose(found, BY_HAND[spec](momentum), rtol=0, atol=1e-10)
 

@@ -270,8 +270,8 @@ def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without
         == end.summary["calibrated_test_accuracy"]
     )
     assert curve[2] > plain.rounds["test_accuracy"][2] + 0.05  # and with it another
-    for name, value in end.server.params.items():
-        assert torch.equal(often.server.params[name], value)
+    for name, value in end.server.state.params.items():
+        assert torch.equal(often.server.state.params[name], value)
     # Three calibrations in place of one, each of them the model down, sums up, and a look at all rows.
     model = 4 * plain.summary["parameters"]
     sums = 8 * 10 * (1 + 16 + 16 * 16)

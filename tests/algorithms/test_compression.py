@@ -45,9 +45,12 @@ def test_the_largest_entries_with_error_feedback(
     training = desk.training(f"fedavg + topk:share={share}", engine, per_round=per_round)
     for _ in range(3):
         training.advance()
-    np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(desk.flat(training.state.params), w, rtol=0, atol=1e-10)
     np.testing.assert_allclose(
-        desk.flat(training.store.get(np.arange(5))["state.error"]), error, rtol=0, atol=1e-10
+        desk.flat(training.clients.store.get(np.arange(5))["state.error"]),
+        error,
+        rtol=0,
+        atol=1e-10,
     )
 
 
@@ -158,7 +161,7 @@ def test_buffers_are_sent_whole(norm_net: Any):
     plain, short = (
         norm_net.training(spec, rounds=1) for spec in ("fedavg", "fedavg + topk:share=0.1")
     )
-    entries = sum(value.numel() for value in plain.params.values())
+    entries = sum(value.numel() for value in plain.state.params.values())
     saved = 8 * entries - math.ceil(entries / 10) * 12
     for left, right in zip(plain.results[0].clients, short.results[0].clients, strict=True):
         assert left["bytes_up"] - right["bytes_up"] == saved

@@ -35,7 +35,7 @@ def test_by_hand(request, engine, name: str, norm: str, kept: tuple[str, ...]):
         anchor = {
             key: value
             for key, value in shared.items()
-            if key in training.params and key not in kept
+            if key in training.state.params and key not in kept
         }
         own = [
             net.descend(own[client], round, client, anchor=anchor, lam=LAM) for client in range(4)
@@ -45,7 +45,7 @@ def test_by_hand(request, engine, name: str, norm: str, kept: tuple[str, ...]):
             key: value if key in kept else net.mean(ended, key) for key, value in shared.items()
         }
         of_global = [{key: w[key] for key in kept} for w in ended]
-    for key, value in training.params.items():
+    for key, value in training.state.params.items():
         np.testing.assert_allclose(value.numpy(), shared[key], rtol=0, atol=1e-10)
     for client, wanted in enumerate(own):
         found = training.client_model(client)
@@ -78,8 +78,8 @@ def test_the_global_model_is_fedavgs(request, engine, name: str, norm: str):
         net.training(spec, engine, momentum=0.9, per_round=3, norm=norm)
         for spec in ("ditto", "fedavg")
     )
-    for key, value in ditto.state().items():
-        torch.testing.assert_close(value, plain.state()[key], rtol=0, atol=1e-12)
+    for key, value in ditto.state.model().items():
+        torch.testing.assert_close(value, plain.state.model()[key], rtol=0, atol=1e-12)
     for mine, theirs in zip(ditto.results, plain.results, strict=True):
         # Only then there is a shared model to score
         whole = norm == "aggregate" or name == "plain_net"
@@ -96,7 +96,9 @@ def test_a_strong_pull_holds_own_models_at_the_global_one(plain_net):
 
     def apart(training) -> float:
         own = [training.client_model(client)["head.weight"] for client in range(4)]
-        return max(float((value - training.params["head.weight"]).abs().max()) for value in own)
+        return max(
+            float((value - training.state.params["head.weight"]).abs().max()) for value in own
+        )
 
     assert apart(near) < 0.5 * apart(far)
 
@@ -107,7 +109,8 @@ def test_a_client_whose_rows_are_broken_keeps_its_old_model(plain_net, engine):
     before = [training.client_model(client) for client in range(4)]
     x = training.job.x.clone()
     x[plain_net.held[1]] = torch.nan
-    training.job = replace(training.job, x=x)
+    context = replace(training.rounds.context, job=replace(training.job, x=x))
+    training.rounds.context = training.clients.context = context
     assert training.advance().round["excluded"] == 1
     for client in range(4):
         same = [

@@ -34,7 +34,7 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
     shared, own = norm_net.federate(kept, eta)
     start = norm_net.start()
     # Local parts keep their initial values in the global model
-    for key, value in training.state().items():
+    for key, value in training.state.model().items():
         np.testing.assert_allclose(value.numpy(), {**start, **shared}[key], rtol=0, atol=1e-10)
     for client, mine in enumerate(own):
         found = training.client_model(client)
@@ -65,19 +65,24 @@ def test_section_4_by_hand(norm_net, engine, norm: str):
     training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, norm=norm)
     wanted, _ = section_4(norm_net, 0.25, 3)
     start = norm_net.start()
-    for key, value in training.state().items():
+    for key, value in training.state.model().items():
         np.testing.assert_allclose(value.numpy(), wanted[key], rtol=0, atol=1e-12)
         moved = np.abs(value.numpy() - start[key]).max()
         # Which BatchNorm takes off again
         assert (moved == 0) == (key in BATCH_NORM) or key == "features.0.bias"
     for client in range(4):
         assert all(
-            value.equal(training.state()[key])
+            value.equal(training.state.model()[key])
             for key, value in training.client_model(client).items()
         )
     assert not training.personalised
     other = norm_net.training("mfedbn:eta=0.25", engine)
-    assert float((training.params["head.weight"] - other.params["head.weight"]).abs().max()) > 1e-4
+    assert (
+        float(
+            (training.state.params["head.weight"] - other.state.params["head.weight"]).abs().max()
+        )
+        > 1e-4
+    )
 
 
 @ENGINES
@@ -118,8 +123,8 @@ def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
     mine, theirs = (
         norm_net.training(spec, engine, momentum=0.9, per_round=3) for spec in (left, right)
     )
-    for key, value in mine.state().items():
-        torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
+    for key, value in mine.state.model().items():
+        torch.testing.assert_close(value, theirs.state.model()[key], rtol=0, atol=1e-12)
     for client in range(4):
         for key, value in mine.client_model(client).items():
             torch.testing.assert_close(value, theirs.client_model(client)[key], rtol=0, atol=1e-12)
@@ -140,8 +145,8 @@ def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str
         plain_net.training(name, engine, norm=n)
         for name, n in ((spec, norm), ("fedavg", "aggregate"))
     )
-    for key, value in mine.state().items():
-        torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
+    for key, value in mine.state.model().items():
+        torch.testing.assert_close(value, theirs.state.model()[key], rtol=0, atol=1e-12)
     assert [line.round for line in mine.results] == [
         pytest.approx(line.round, abs=1e-12) for line in theirs.results
     ]

@@ -59,9 +59,9 @@ def test_by_hand(desk, engine, alpha: float, momentum: float, by_size: bool):
     # One row, one class
     assert {line["client"] for result in results for line in result.clients} > {2, 3}
     w, h, carried = by_hand(desk, results, alpha, momentum, by_size)
-    np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(desk.flat(training.server_state["h"]), h, rtol=0, atol=1e-12)
-    held = training.store.get(np.arange(CLIENTS))["state.h"]
+    np.testing.assert_allclose(desk.flat(training.state.params), w, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(desk.flat(training.state.server_state["h"]), h, rtol=0, atol=1e-12)
+    held = training.clients.store.get(np.arange(CLIENTS))["state.h"]
     np.testing.assert_allclose(desk.flat(held), carried, rtol=0, atol=1e-12)
 
 
@@ -89,27 +89,27 @@ def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine, weights:
     )
     x = training.job.x.clone()
     x[desk.held[3]] = torch.nan
-    training.job = replace(training.job, x=x)
+    training.rounds.context = replace(training.rounds.context, job=replace(training.job, x=x))
     lost = {"dropped": 0, "excluded": 0}
     for _ in range(8):
         result = training.advance()
         lost = {name: count + result.round[name] for name, count in lost.items()}
-        carried = training.store.get(np.arange(CLIENTS))["state.h"]
-        for name, h in training.server_state["h"].items():
+        carried = training.clients.store.get(np.arange(CLIENTS))["state.h"]
+        for name, h in training.state.server_state["h"].items():
             torch.testing.assert_close(
                 torch.tensordot(share, carried[name], 1), h, rtol=0, atol=1e-13
             )
         # What it sent was not sound, so it keeps what it had
         assert not carried["head.bias"][3].any()
-        assert np.abs(desk.flat(training.server_state["h"])).max() > 0.001
+        assert np.abs(desk.flat(training.state.server_state["h"])).max() > 0.001
     assert min(lost.values()) > 2
 
 
 def test_a_round_without_anybody_changes_nothing(desk):
     training = desk.training("feddyn", fleet="uniform:dropout=0.999999999")
     assert training.advance().round["dropped"] == CLIENTS
-    np.testing.assert_array_equal(desk.flat(training.params), desk.start())
-    assert not desk.flat(training.server_state["h"]).any()
+    np.testing.assert_array_equal(desk.flat(training.state.params), desk.start())
+    assert not desk.flat(training.state.server_state["h"]).any()
 
 
 def test_a_negative_strength_is_refused():

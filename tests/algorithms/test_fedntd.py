@@ -71,11 +71,11 @@ def test_a_single_local_step_is_fedavg(norm_net, engine):
         norm_net.training(name, engine, epochs=1, batch_size=64)
         for name in ("fedntd:beta=5", "fedavg")
     )
-    for name, value in other.state().items():
-        torch.testing.assert_close(one.state()[name], value, rtol=0, atol=1e-12)
+    for name, value in other.state.model().items():
+        torch.testing.assert_close(one.state.model()[name], value, rtol=0, atol=1e-12)
     more = norm_net.training("fedntd:beta=5", engine, epochs=2, batch_size=64)
     plain = norm_net.training("fedavg", engine, epochs=2, batch_size=64)
-    assert (more.params["head.weight"] - plain.params["head.weight"]).abs().max() > 1e-3
+    assert (more.state.params["head.weight"] - plain.state.params["head.weight"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 4.0])

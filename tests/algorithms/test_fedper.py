@@ -25,8 +25,10 @@ def test_by_hand(request, engine, name: str):
     training = net.training("fedper", engine)
     shared, own = net.federate(kept=HEAD)
     for key, value in {**net.start(), **shared}.items():
-        if key in training.params:  # the global model keeps the head it began with
-            np.testing.assert_allclose(training.params[key].numpy(), value, rtol=0, atol=1e-10)
+        if key in training.state.params:  # the global model keeps the head it began with
+            np.testing.assert_allclose(
+                training.state.params[key].numpy(), value, rtol=0, atol=1e-10
+            )
     for client, kept in enumerate(own):
         found = training.client_model(client)
         for key, value in {**shared, **kept}.items():
@@ -49,7 +51,7 @@ def test_with_one_client_it_is_fedavg_of_one(plain_net, engine, monkeypatch):
     monkeypatch.setattr(plain_net, "held", plain_net.held[:1])
     left, right = (plain_net.training(name, engine) for name in ("fedper", "fedavg"))
     for key, value in left.client_model(0).items():
-        torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
+        torch.testing.assert_close(value, right.state.model()[key], rtol=0, atol=1e-12)
 
 
 def test_a_model_without_a_head_is_refused_before_training(plain_net):

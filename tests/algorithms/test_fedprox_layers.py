@@ -75,7 +75,7 @@ def test_without_adaptation_it_is_fedprox(desk, engine, model: str):
     for training in trainings:
         for _ in range(3):
             training.advance()
-    plain, constant, adaptive = (training.params for training in trainings)
+    plain, constant, adaptive = (training.state.params for training in trainings)
     for name, value in plain.items():
         torch.testing.assert_close(constant[name], value, rtol=0, atol=1e-12)
     assert not torch.allclose(adaptive["head.weight"], plain["head.weight"], rtol=0, atol=1e-6)
@@ -139,16 +139,16 @@ def test_what_clients_keep_has_no_strength_and_every_round_has_the_same_columns(
         {name.split("_", 1)[1] for name in first if name.startswith(("mu_", "drift_"))}
         for first, _ in lines
     ]
-    norm = {name for name in shared.params if name not in local.server_state["mu"]}
+    norm = {name for name in shared.state.params if name not in local.state.server_state["mu"]}
     assert norm == {"features.2.weight", "features.2.bias"}
-    assert columns == [set(shared.params), set(shared.params) - norm]
+    assert columns == [set(shared.state.params), set(shared.state.params) - norm]
 
 
 def test_a_round_without_anybody_changes_nothing(desk):
     training = desk.training("fedprox-layers", fleet="uniform:dropout=0.999999999")
     line = training.advance().round
     assert line["dropped"] == CLIENTS
-    np.testing.assert_array_equal(desk.flat(training.params), desk.start())
+    np.testing.assert_array_equal(desk.flat(training.state.params), desk.start())
     assert [line[name] for name in ("mu_head.weight", "mu_head.bias", "drift_head.weight")] == [
         0.01,
         0.01,

@@ -113,8 +113,8 @@ def by_hand(net: Any, first_only: bool) -> dict[str, np.ndarray]:
 def test_by_hand(norm_net, steps: str, engine: str):
     training = norm_net.training(f"fedtan:steps={steps}", ENGINES[engine])
     wanted = by_hand(norm_net, steps == "first")
-    assert training.state().keys() == wanted.keys()
-    for name, value in training.state().items():
+    assert training.state.model().keys() == wanted.keys()
+    for name, value in training.state.model().items():
         np.testing.assert_allclose(value.numpy(), wanted[name], rtol=0, atol=1e-10, err_msg=name)
 
 
@@ -124,7 +124,7 @@ def test_the_default_is_the_authors_code():
 
 def test_sharing_at_every_step_at_the_first_and_never_differ(norm_net):
     shared, first, apart = (
-        norm_net.training(spec).params for spec in ("fedtan:steps=all", "fedtan", "fedavg")
+        norm_net.training(spec).state.params for spec in ("fedtan:steps=all", "fedtan", "fedavg")
     )
     for left, right in ((shared, first), (first, apart), (shared, apart)):
         assert max(float((left[name] - right[name]).abs().max()) for name in left) > 1e-3
@@ -135,7 +135,9 @@ def test_without_batch_norm_it_is_fedavg(plain_net, engine: str):
     found, plain = (
         plain_net.training(spec, ENGINES[engine]) for spec in ("fedtan:steps=all", "fedavg")
     )
-    assert all(torch.equal(value, plain.params[name]) for name, value in found.params.items())
+    assert all(
+        torch.equal(value, plain.state.params[name]) for name, value in found.state.params.items()
+    )
     assert [line.round for line in found.results] == [line.round for line in plain.results]
 
 
@@ -145,8 +147,8 @@ def test_with_one_client_a_round_it_is_fedavg(norm_net, engine: str):
         norm_net.training(spec, ENGINES[engine], per_round=1)
         for spec in ("fedtan:steps=all", "fedavg")
     )
-    for name, value in found.state().items():
-        torch.testing.assert_close(value, plain.state()[name], rtol=0, atol=1e-12)
+    for name, value in found.state.model().items():
+        torch.testing.assert_close(value, plain.state.model()[name], rtol=0, atol=1e-12)
 
 
 def federation(sizes: tuple[int, ...], shape: tuple[int, ...]) -> Federation:
@@ -198,8 +200,8 @@ def test_one_step_with_equal_batches_is_a_central_step_on_the_pooled_batch(engin
             for spec in ("fedtan:steps=all", "central")
         )
         far[sizes] = max(
-            float((value - central.params[name]).abs().max())
-            for name, value in found.params.items()
+            float((value - central.state.params[name]).abs().max())
+            for name, value in found.state.params.items()
         )
     assert far[(5, 5, 5)] < 1e-10
     assert far[(11, 2, 2)] > 1e-3
@@ -262,7 +264,9 @@ def test_clients_that_are_lost_share_nothing():
         train(spec, Stacked(), "tabular:hidden=6", **options)
         for spec in ("fedtan:steps=all", "fedavg")
     )
-    channels = sum(v.numel() for name, v in found.buffers.items() if name.endswith("running_mean"))
+    channels = sum(
+        v.numel() for name, v in found.state.buffers.items() if name.endswith("running_mean")
+    )
     lost = [line.round["dropped"] for line in found.results]
     assert 0 < sum(lost) < 18
     for with_norm, without, gone in zip(found.results, plain.results, lost, strict=True):

@@ -84,11 +84,11 @@ def test_by_hand(request, engine, name: str):
     training = net.training(Moon(mu=MU, tau=TAU), engine)
     (weights, previous), (plain, _) = by_hand(net, MU), by_hand(net, 0.0)
     assert np.abs(weights["features.0.weight"] - plain["features.0.weight"]).max() > 0.01
-    for key, value in training.params.items():
+    for key, value in training.state.params.items():
         np.testing.assert_allclose(value.numpy(), weights[key], rtol=0, atol=1e-10)
     for client, last in enumerate(previous):
-        remembered = training.store.get(np.array([client]))["state.previous"]
-        assert remembered.keys() == training.params.keys()
+        remembered = training.clients.store.get(np.array([client]))["state.previous"]
+        assert remembered.keys() == training.state.params.keys()
         for key, value in remembered.items():
             np.testing.assert_allclose(value[0].numpy(), last[key], rtol=0, atol=1e-10)
 
@@ -111,8 +111,8 @@ def test_mu_0_is_fedavg(request, engine, name: str):
     left, right = (
         net.training(spec, engine, momentum=0.9, per_round=3) for spec in ("moon:mu=0", "fedavg")
     )
-    for key, value in left.state().items():
-        torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
+    for key, value in left.state.model().items():
+        torch.testing.assert_close(value, right.state.model()[key], rtol=0, atol=1e-12)
     for mine, theirs in zip(left.results, right.results, strict=True):
         timed = ("simulated_seconds", "clock")  # it looks at every row with two other models
         assert {k: v for k, v in mine.round.items() if k not in timed} == pytest.approx(
@@ -127,8 +127,8 @@ def test_the_first_step_of_all_is_fedavgs_batch_norm_included(norm_net, engine):
     usual = {"rounds": 1, "epochs": 1, "batch_size": 16}
     left, right = (norm_net.training(spec, engine, **usual) for spec in ("moon:mu=10", "fedavg"))
     # Running statistics too: looking at other weights does not move them
-    for key, value in left.state().items():
-        torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
+    for key, value in left.state.model().items():
+        torch.testing.assert_close(value, right.state.model()[key], rtol=0, atol=1e-12)
 
 
 @ENGINES
@@ -151,7 +151,7 @@ def test_a_model_without_hidden_layers_learns_nothing_from_it(desk, engine):
 def test_clients_that_keep_batch_norm_remember_the_rest(norm_net, engine):
     training = norm_net.training("moon", engine, norm="local")
     shared = {"features.0.weight", "features.0.bias", "head.weight", "head.bias"}
-    assert training.store.get(np.array([0]))["state.previous"].keys() == shared
+    assert training.clients.store.get(np.array([0]))["state.previous"].keys() == shared
 
 
 def test_a_row_whose_features_are_all_zero_does_no_harm(plain_net):
@@ -166,7 +166,7 @@ def test_a_row_whose_features_are_all_zero_does_no_harm(plain_net):
         training = Server(fed, dead((5,), 3), Moon(mu=5.0), settings, engine)
         for _ in range(2):
             assert training.advance().round["excluded"] == 0
-        assert all(value.isfinite().all() for value in training.params.values())
+        assert all(value.isfinite().all() for value in training.state.params.values())
 
 
 def test_a_model_without_a_head_is_refused_before_training(plain_net):

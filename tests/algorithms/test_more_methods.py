@@ -100,8 +100,8 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
     """Check what one client keeps and sends against three epochs of SGD by torch.optim on the same batches."""
     server = desk.training("fedrep", engine, "mlp:hidden=4", epochs=3, per_round=1, **optimizer)
     model = type(server.model)(server.model.features, 4, CLASSES).double()
-    model.load_state_dict({name: value.clone() for name, value in server.state().items()})
-    begin = {name: value.clone() for name, value in server.state().items()}
+    model.load_state_dict({name: value.clone() for name, value in server.state.model().items()})
+    begin = {name: value.clone() for name, value in server.state.model().items()}
     [line] = server.advance().clients
     client = line["client"]
     plan = desk._plan(0, client, min(4, desk.sizes[client]), 3)
@@ -126,8 +126,8 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
                 server.client_model(client)[name], value.detach(), rtol=0, atol=1e-10
             )
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(server.params[name], begin[name])  # never sent
-    assert not torch.equal(server.params["features.1.weight"], begin["features.1.weight"])
+        assert torch.equal(server.state.params[name], begin[name])  # never sent
+    assert not torch.equal(server.state.params["features.1.weight"], begin["features.1.weight"])
 
 
 @ENGINES
@@ -159,11 +159,11 @@ def test_fedrep_with_clients_in_different_epochs(desk, engine):
 def test_lg_fedavg_averages_the_head_alone(desk, engine):
     server = desk.training("lg-fedavg", engine, "mlp:hidden=4")
     alone = desk.training("local", engine, "mlp:hidden=4")
-    begin = server.state()
+    begin = server.state.model()
     server.advance()
     alone.advance()
     share = desk.sizes / desk.sizes.sum()
-    for name, value in server.params.items():
+    for name, value in server.state.params.items():
         own = torch.stack([alone.client_model(client)[name] for client in range(5)])
         if name.startswith("head"):
             torch.testing.assert_close(
@@ -228,8 +228,8 @@ class HeadNeverMoves(Algorithm):
 @ENGINES
 def test_a_layer_that_is_never_trained_stays_under_weight_decay_and_momentum(desk, engine):
     server = desk.training(HeadNeverMoves(), engine, "mlp:hidden=4", weight_decay=0.1, momentum=0.9)
-    begin = server.state()
+    begin = server.state.model()
     for _ in range(2):
         server.advance()
-    for name, value in server.params.items():
+    for name, value in server.state.params.items():
         assert torch.equal(value, begin[name]) == name.startswith("head")

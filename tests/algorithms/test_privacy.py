@@ -68,9 +68,9 @@ def test_a_round_without_clients_still_adds_noise(desk: Any):
     assert empty, "one of three rounds must be empty for this test"
     training = desk.training("dp:noise=0.4", per_round=1)
     for round in range(3):
-        before = desk.flat(training.params)
+        before = desk.flat(training.state.params)
         row = training.advance().round
-        moved = desk.flat(training.params) - before
+        moved = desk.flat(training.state.params) - before
         assert (row["clients"] == 0) == (round in empty)
         assert np.abs(moved).min() > 0
         assert row["dp_epsilon"] > 0
@@ -300,8 +300,8 @@ def test_statistics_of_batchnorm_may_stay_but_not_be_sent(norm_net: Any):
 def test_clients_that_drop_out_count_as_zeros(desk: Any):
     """The divisor and the noise are those of all expected clients, so nobody's absence shows in them."""
     training = desk.training("fedavg + dp:noise=0,clip=0.01", fleet="mixed:slow=8,dropout=0.9")
-    before = desk.flat(training.params)
+    before = desk.flat(training.state.params)
     row = training.advance().round
     assert 0 < row["dropped"] <= 5
     arrived = 5 - row["dropped"]
-    assert np.linalg.norm(desk.flat(training.params) - before) <= arrived * 0.01 / 5 + 1e-12
+    assert np.linalg.norm(desk.flat(training.state.params) - before) <= arrived * 0.01 / 5 + 1e-12

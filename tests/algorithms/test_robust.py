@@ -328,20 +328,24 @@ def test_what_must_stay_a_mean_stays_one_under_any_rule(desk, method: str, rule:
     training = desk.training(f"{method} + {rule}", weights=weights, momentum=0.5)
     for _ in range(6):
         training.advance()
-        own = training.store.get(np.arange(5))[f"state.{memo}"]
-        for name, value in training.server_state[server].items():
+        own = training.clients.store.get(np.arange(5))[f"state.{memo}"]
+        for name, value in training.state.server_state[server].items():
             torch.testing.assert_close(
                 torch.tensordot(share, own[name], 1), value, rtol=0, atol=1e-12
             )
-        assert max(value.abs().max() for value in training.server_state[server].values()) > 1e-3
+        assert (
+            max(value.abs().max() for value in training.state.server_state[server].values()) > 1e-3
+        )
 
 
 def test_who_is_left_out_keeps_its_control(desk):
     training = desk.training("scaffold + krum:attackers=1")
     for _ in range(3):
-        before = training.store.get(np.arange(5))["state.control"]["head.bias"]
+        before = training.clients.store.get(np.arange(5))["state.control"]["head.bias"]
         lines = training.advance().clients
-        moved = (training.store.get(np.arange(5))["state.control"]["head.bias"] != before).any(1)
+        moved = (
+            training.clients.store.get(np.arange(5))["state.control"]["head.bias"] != before
+        ).any(1)
         assert moved.tolist() == [line["weight"] == 1.0 for line in lines]
         assert sum(moved.tolist()) == 1
 
@@ -353,14 +357,16 @@ def test_below_the_quorum_neither_side_moves(desk):
         before = {
             name: value.clone() for name, value in training.checkpoint_without_stores().items()
         }
-        held = training.store.get(np.arange(5))["state.control"]["head.bias"]
+        held = training.clients.store.get(np.arange(5))["state.control"]["head.bias"]
         line = training.advance().round
         if line["dropped"]:
             stood += 1
             after = training.checkpoint_without_stores()
             for name in (name for name in before if name.split("/")[0] in ("params", "server")):
                 assert torch.equal(before[name], after[name])
-            assert torch.equal(training.store.get(np.arange(5))["state.control"]["head.bias"], held)
+            assert torch.equal(
+                training.clients.store.get(np.arange(5))["state.control"]["head.bias"], held
+            )
     assert 0 < stood < 8
 
 
@@ -368,7 +374,7 @@ def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
     """Check that BatchNorm stays with its client under FedBN: Krum excludes three of four, and all keep their own."""
     settings = {"rounds": 1, "batch_size": 4}
     training = norm_net.training("fedbn + krum:attackers=0", **settings)
-    scale = training.store.get(np.arange(4))["local"]["features.1.weight"]
+    scale = training.clients.store.get(np.arange(4))["local"]["features.1.weight"]
     assert ((scale - 1).abs().max(1).values > 1e-6).all()
 
 

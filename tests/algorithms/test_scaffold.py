@@ -75,11 +75,11 @@ def test_by_hand(
     # One row, one class
     assert {line["client"] for result in results for line in result.clients} > {2, 3}
     w, control, own = by_hand(desk, results, option, momentum, decay, by_size, server_lr)
-    np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(desk.flat(training.state.params), w, rtol=0, atol=1e-12)
     np.testing.assert_allclose(
-        desk.flat(training.server_state["control"]), control, rtol=0, atol=1e-12
+        desk.flat(training.state.server_state["control"]), control, rtol=0, atol=1e-12
     )
-    held = training.store.get(np.arange(CLIENTS))["state.control"]
+    held = training.clients.store.get(np.arange(CLIENTS))["state.control"]
     np.testing.assert_allclose(desk.flat(held), own, rtol=0, atol=1e-12)
 
 
@@ -108,18 +108,18 @@ def test_the_control_is_the_mean_of_all_controls_whoever_is_absent(
     training = desk.training(f"scaffold:option={option}", engine, weights=weights, **usual)
     x = training.job.x.clone()
     x[desk.held[3]] = torch.nan
-    training.job = replace(training.job, x=x)
+    training.rounds.context = replace(training.rounds.context, job=replace(training.job, x=x))
     lost = {"dropped": 0, "excluded": 0}
     for _ in range(8):
         result = training.advance()
         lost = {name: count + result.round[name] for name, count in lost.items()}
-        own = training.store.get(np.arange(CLIENTS))["state.control"]
-        for name, control in training.server_state["control"].items():
+        own = training.clients.store.get(np.arange(CLIENTS))["state.control"]
+        for name, control in training.state.server_state["control"].items():
             torch.testing.assert_close(
                 torch.tensordot(share, own[name], 1), control, rtol=0, atol=1e-13
             )
         assert not own["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
-        assert np.abs(desk.flat(training.server_state["control"])).max() > 0.01
+        assert np.abs(desk.flat(training.state.server_state["control"])).max() > 0.01
     assert min(lost.values()) > 2
 
 
@@ -128,8 +128,8 @@ def test_a_round_without_anybody_changes_nothing(desk, option: str):
     training = desk.training(f"scaffold:option={option}", fleet="uniform:dropout=0.999999999")
     result = training.advance()
     assert result.round["dropped"] == CLIENTS
-    np.testing.assert_array_equal(desk.flat(training.params), desk.start())
-    assert not desk.flat(training.server_state["control"]).any()
+    np.testing.assert_array_equal(desk.flat(training.state.params), desk.start())
+    assert not desk.flat(training.state.server_state["control"]).any()
 
 
 def _awkward(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -152,21 +152,21 @@ def test_option_one_takes_its_gradient_in_evaluation_mode_and_leaves_no_trace(de
         wanted.append(
             dict(
                 zip(
-                    training.params,
+                    training.state.params,
                     torch.autograd.grad(loss, list(model.parameters())),
                     strict=True,
                 )
             )
         )
     training.advance(), plain.advance()
-    own = training.store.get(np.arange(CLIENTS))["state.control"]
-    for name in training.params:
+    own = training.clients.store.get(np.arange(CLIENTS))["state.control"]
+    for name in training.state.params:
         torch.testing.assert_close(
             own[name], torch.stack([grads[name] for grads in wanted]), rtol=0, atol=1e-12
         )
     # The same dropout and the same running statistics as without that pass
-    for name, value in plain.state().items():
-        torch.testing.assert_close(training.state()[name], value, rtol=0, atol=1e-12)
+    for name, value in plain.state.model().items():
+        torch.testing.assert_close(training.state.model()[name], value, rtol=0, atol=1e-12)
 
 
 def test_what_clients_keep_has_no_control(desk):
@@ -174,7 +174,7 @@ def test_what_clients_keep_has_no_control(desk):
     desk.held[2] = desk.held[0][:2]
     training = desk.training("scaffold", model=_awkward, norm="local")
     training.advance()
-    assert sorted(training.server_state["control"]) == [
+    assert sorted(training.state.server_state["control"]) == [
         "features.0.bias",
         "features.0.weight",
         "head.bias",

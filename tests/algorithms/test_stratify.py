@@ -143,8 +143,8 @@ def test_with_secret_labels(apart, method: str):
     assert secret.summary["test_accuracy_last"] == pytest.approx(
         open_run.summary["test_accuracy_last"], abs=0.08
     )
-    held = secret.server.holdings
-    assert sorted(held.counts.sum(0)) == sorted(open_run.server.holdings.counts.sum(0))
+    held = secret.server.labels.holdings()
+    assert sorted(held.counts.sum(0)) == sorted(open_run.server.labels.holdings().counts.sum(0))
     assert (held.shares is not None) == ("weighted" in method)
     extra = secret.rounds["bytes_up"][0] - secret.rounds["bytes_up"][1]
     assert extra > 100_000  # ciphertexts
@@ -257,7 +257,8 @@ def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
         fs.train(fed, rounds=3, folder=tmp_path / "stopped", callbacks=stop, **settings)
     resumed = fs.resume(tmp_path / "stopped")
     assert all(
-        value.equal(whole.server.params[name]) for name, value in resumed.server.params.items()
+        value.equal(whole.server.state.params[name])
+        for name, value in resumed.server.state.params.items()
     )
     assert json.loads((tmp_path / "stopped/summary.json").read_text())["label_protocol_bytes"] > 0
 
@@ -291,8 +292,8 @@ def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypa
     assert {frame.values.dtype for frame in heard} == {torch.int64}
     at_once = fs.train(fed, engine="stacked", **settings)
     assert parties.rounds["bytes_up"].tolist() == at_once.rounds["bytes_up"].tolist()
-    for name, value in parties.server.params.items():
-        torch.testing.assert_close(value, at_once.server.params[name], rtol=0, atol=1e-5)
+    for name, value in parties.server.state.params.items():
+        torch.testing.assert_close(value, at_once.server.state.params[name], rtol=0, atol=1e-5)
     columns = ["samples", "weight", "local_loss", "local_accuracy"]
     np.testing.assert_allclose(parties.clients[columns], at_once.clients[columns], atol=1e-5)
 
@@ -378,7 +379,7 @@ def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
         "secure": True,
         "round_totals": round_totals,
     }
-    held = fs.train(fed, algorithm="stratify-batch", **settings).server.holdings
+    held = fs.train(fed, algorithm="stratify-batch", **settings).server.labels.holdings()
     rows = (
         held.counts
         if round_totals == 1

@@ -14,7 +14,7 @@ from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
 from fedskew.deploy.node import Node, alone
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.deploy.remote_server import RemoteServer
+from fedskew.deploy.remote_server import remote_server
 from fedskew.deploy.requests import Tell, from_bytes, to_bytes
 from fedskew.deploy.rowless_federation import federation_of
 from fedskew.models.build import build
@@ -54,9 +54,9 @@ class Pair:
     """The same run twice: with all rows in one place, and with nodes."""
 
     plain: Server
-    remote: RemoteServer
+    remote: Server
     transport: InProcess
-    make_remote: Callable[[], RemoteServer]
+    make_remote: Callable[[], Server]
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         transport = InProcess(nodes)
         facts = [from_bytes(node.answer(to_bytes(Tell()))) for node in nodes]
 
-        def remote() -> RemoteServer:
-            return RemoteServer(
+        def remote() -> Server:
+            return remote_server(
                 federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport)
             )
 

@@ -213,7 +213,7 @@ def test_statistics_of_batchnorm_below_0_do_not_end_the_round(pair: Callable[...
     result = both.remote.advance()
     assert len(told) > 2
     assert result.round["excluded"] == 0
-    assert all(bool(value.isfinite().all()) for value in both.remote.state().values())
+    assert all(bool(value.isfinite().all()) for value in both.remote.state.model().values())
 
 
 VISITS: dict[str, tuple[Change, str]] = {
@@ -611,7 +611,7 @@ def test_statistics_that_are_none(pair: Callable[..., Pair], case: str):
     both.transport.changed = answering(dict, change)
     with left_out(message):
         both.remote.calibrate()
-    assert all(bool(value.isfinite().all()) for value in both.remote.state().values())
+    assert all(bool(value.isfinite().all()) for value in both.remote.state.model().values())
 
 
 def test_a_head_that_is_nan_is_not_taken(pair: Callable[..., Pair]):
@@ -628,10 +628,12 @@ def test_a_head_that_is_nan_is_not_taken(pair: Callable[..., Pair]):
         }
 
     both.transport.changed = answering(dict, statistics(far))
-    before = both.remote.state()
+    before = both.remote.state.model()
     with pytest.raises(FedskewError, match="the new head is NaN or infinite"):
         both.remote.calibrate()
-    assert all(torch.equal(value, before[name]) for name, value in both.remote.state().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in both.remote.state.model().items()
+    )
 
 
 # -- anything else -----------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def column(result: Any, name: str) -> list[Any]:
 
 
 def same_state(one: Pair, other: Pair) -> None:
-    for name, value in one.remote.state().items():
-        assert torch.equal(value, other.remote.state()[name]), name
+    for name, value in one.remote.state.model().items():
+        assert torch.equal(value, other.remote.state.model()[name]), name
 
 
 def test_a_client_that_never_answers_is_dropped_and_the_others_go_on(pair: Callable[..., Pair]):
@@ -133,7 +133,7 @@ def test_nan_is_left_out_of_the_mean(pair: Callable[..., Pair]):
     result = both.remote.advance()
     assert (result.round["excluded"], result.round["dropped"]) == (1, 0)
     assert column(result, "weight")[BAD] == 0
-    assert all(bool(value.isfinite().all()) for value in both.remote.state().values())
+    assert all(bool(value.isfinite().all()) for value in both.remote.state.model().values())
 
 
 def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]):
@@ -367,7 +367,7 @@ REFUSALS = [
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["long", "number", "nothing", "array"])
 def test_whatever_a_node_refuses_with_is_one_line(pair: Callable[..., Pair], refusal: Refusal):
     both, noted = pair("fedavg"), list[str]()
-    both.remote.remote.nodes.unanswered = lambda asked, reasons: noted.extend(reasons.values())
+    both.remote.clients.nodes.unanswered = lambda asked, reasons: noted.extend(reasons.values())
     both.transport.changed = lambda client, found: to_bytes(refusal) if client == BAD else found
     with left_out("") as warned:
         both.remote.advance()
@@ -400,8 +400,8 @@ def test_clients_still_training_survive_a_checkpoint_when_one_is_gone(pair: Call
     again.restore(saved)
     assert [again.advance().round for _ in range(3)] == rows
     assert sum(row["dropped"] for row in rows) > 0
-    for name, value in both.remote.state().items():
-        assert torch.equal(value, again.state()[name])
+    for name, value in both.remote.state.model().items():
+        assert torch.equal(value, again.state.model()[name])
 
 
 def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., Pair]):
@@ -484,9 +484,9 @@ def test_one_model_for_all_stops_with_the_reason_and_nothing_is_lost(
         again.advance()
     for _ in range(3):
         both.plain.advance()
-    for name, value in both.plain.state().items():
+    for name, value in both.plain.state.model().items():
         np.testing.assert_allclose(
-            again.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
+            again.state.model()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
         )
 
 
@@ -518,4 +518,4 @@ def test_statistics_with_nan_do_not_reach_the_head(pair: Callable[..., Pair]):
     both.transport.changed = answering(dict, broken)
     with left_out("statistics has NaN or infinite numbers"):
         both.remote.calibrate()
-    assert all(bool(value.isfinite().all()) for value in both.remote.state().values())
+    assert all(bool(value.isfinite().all()) for value in both.remote.state.model().values())

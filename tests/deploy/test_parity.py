@@ -65,9 +65,13 @@ def compare(both: Pair) -> None:
         {k: v for k, v in calibrated.items() if not k.endswith(OF_ALL_ROWS)},
         both.remote.calibrate(),
     )
-    for name, value in both.plain.state().items():
+    for name, value in both.plain.state.model().items():
         np.testing.assert_allclose(
-            both.remote.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12, err_msg=name
+            both.remote.state.model()[name].numpy(),
+            value.numpy(),
+            rtol=1e-9,
+            atol=1e-12,
+            err_msg=name,
         )
     plain, remote = both.plain.final_clients(), both.remote.final_clients()
     for mine, theirs in zip(plain.table, remote.table, strict=True):
@@ -121,7 +125,8 @@ def test_no_row_is_sent(pair: Callable[..., Pair]):
         assert row.tobytes() not in sent
         assert row.astype(np.float64).tobytes() not in sent
     assert fed.train.y[fed.partition.of(0)].tobytes() not in sent
-    assert both.remote.shared()[next(iter(both.remote.shared()))].numpy().tobytes() != b""
+    shared = both.remote.state.shared(both.remote.job.unsent)
+    assert shared[next(iter(shared))].numpy().tobytes() != b""
 
 
 def test_server_and_node_number_rows_alike():

@@ -18,14 +18,16 @@ def test_a_server_that_goes_back_ends_with_the_same_bits(pair: Callable[..., Pai
     saved = both.remote.checkpoint()
     for _ in range(4):
         both.remote.advance()  # the nodes are ahead of the checkpoint when the server is killed
-    expected, table = both.remote.state(), both.remote.final_clients().table
+    expected, table = both.remote.state.model(), both.remote.final_clients().table
     again = both.make_remote()
     again.restore(saved)
     assert again.round == 2
     while again.round < 6:
         again.advance()
     for name, value in expected.items():
-        np.testing.assert_array_equal(again.state()[name].numpy(), value.numpy(), err_msg=name)
+        np.testing.assert_array_equal(
+            again.state.model()[name].numpy(), value.numpy(), err_msg=name
+        )
     assert again.final_clients().table == table
 
 

@@ -27,8 +27,8 @@ def test_same_bits_as_fedavg(lab, engine, model: str, special: str):
         lab.run(3, None, name, model, engine, momentum=0.9, epochs=2)
         for name in ("fedavg", special)
     )
-    for name, value in plain.state().items():
-        assert torch.equal(value, other.state()[name]), name
+    for name, value in plain.state.model().items():
+        assert torch.equal(value, other.state.model()[name]), name
 
 
 @ENGINES
@@ -42,7 +42,8 @@ def test_fednova_with_equal_steps_is_fedavg(lab, engine, momentum: float):
             for name in ("fedavg", "fednova")
         ]
         gap = max(
-            (runs[0].params[name] - runs[1].params[name]).abs().max() for name in runs[0].params
+            (runs[0].state.params[name] - runs[1].state.params[name]).abs().max()
+            for name in runs[0].state.params
         )
         assert gap < 1e-12 if equal else gap > 1e-4
 
@@ -57,8 +58,8 @@ def test_identical_clients_are_one_client(lab, engine, name: str, model: str):
         lab.run(3, lab.federation(rows=[rows] * k), name, model, engine, batch_size=16, epochs=2)
         for k in (1, 3)
     )
-    for key, value in one.state().items():
-        torch.testing.assert_close(value, three.state()[key], rtol=0, atol=1e-10)
+    for key, value in one.state.model().items():
+        torch.testing.assert_close(value, three.state.model()[key], rtol=0, atol=1e-10)
 
 
 def train_plainly(training, client: int, rounds: int, fresh: bool) -> tuple[nn.Module, list[float]]:
@@ -129,7 +130,7 @@ def test_central_does_not_depend_on_the_cut(lab):
 def test_local_leaves_the_global_model_alone(lab):
     training = lab.run(2, None, "local", BATCH_NORM)
     start = dict(training.model.named_parameters()) | dict(training.model.named_buffers())
-    assert all(torch.equal(value, start[name]) for name, value in training.state().items())
+    assert all(torch.equal(value, start[name]) for name, value in training.state.model().items())
     assert not torch.equal(training.client_model(0)["head.weight"], start["head.weight"])
 
 
@@ -143,7 +144,7 @@ def test_the_order_of_clients_does_not_matter(lab, engine, norm: str):
         for updates in engine.train(training.job, lab.start(training, plan), plan):
             mean.add(updates)
         result = mean.result()
-        means.append({**result.payload, "": result.merged_buffers(training.buffers)})
+        means.append({**result.payload, "": result.merged_buffers(training.state.buffers)})
     for part, tensors in means[0].items():
         for name, value in tensors.items():
             torch.testing.assert_close(value, means[1][part][name], rtol=0, atol=1e-12)

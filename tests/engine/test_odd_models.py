@@ -35,14 +35,18 @@ def test_frozen_parameters_stay_and_are_never_sent(lab, algorithm, settings):
         for engine in (Loop(), Stacked(mode="stack"))
     )
     assert lab.gap(plain, stack) < 1e-8
-    assert set(plain.params) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    assert set(plain.state.params) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     for training in (plain, stack):
         torch.testing.assert_close(
             training.model[0].weight, frozen_first()[0].weight.double(), rtol=0, atol=0
         )
         if algorithm != "local":
             assert (
-                float((training.params["3.weight"] - frozen_first()[3].weight.detach()).abs().max())
+                float(
+                    (training.state.params["3.weight"] - frozen_first()[3].weight.detach())
+                    .abs()
+                    .max()
+                )
                 > 1e-3
             )
     if (

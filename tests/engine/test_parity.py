@@ -53,7 +53,7 @@ def test_every_model_in_float64(lab, spec: str):
     )
     assert lab.gap(plain, stack) < 1e-8
     # There was something to agree on
-    assert (plain.params["head.weight"] - plain.model.head.weight).abs().max() > 1e-3
+    assert (plain.state.params["head.weight"] - plain.model.head.weight).abs().max() > 1e-3
 
 
 def test_every_engine_draws_its_own_dropout_and_repeats_it(lab):
@@ -81,10 +81,11 @@ def test_every_model_in_float32(lab, spec: str):
         for engine in (Loop(), STACK)
     )
     assert lab.gap(plain, stack) < 1e-3
-    start = lab.training(fed, "fedavg", spec, dtype="float32").params
+    start = lab.training(fed, "fedavg", spec, dtype="float32").state.params
     # It did train
     assert (
-        max(float((value - start[name]).abs().max()) for name, value in plain.params.items()) > 3e-3
+        max(float((value - start[name]).abs().max()) for name, value in plain.state.params.items())
+        > 3e-3
     )
 
 
@@ -184,7 +185,8 @@ def test_an_algorithm_that_uses_every_hook(lab, norm: str):
     assert lab.gap(runs[0], runs[1]) < 1e-8
     assert lab.gap(runs[1], runs[2]) < 1e-8
     visits = [
-        runs[0].store.get(np.array([client]))["state.count"]["visits"].item() for client in range(5)
+        runs[0].clients.store.get(np.array([client]))["state.count"]["visits"].item()
+        for client in range(5)
     ]
     assert sum(visits) == 12
     assert not any(value.requires_grad for value in runs[0].checkpoint().values())
@@ -245,7 +247,7 @@ def test_a_layer_used_twice(lab):
 
     plain, stack = (lab.run(3, None, "fedavg", make, engine) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-8
-    assert plain.buffers["1.num_batches_tracked"].item() > 6  # twice a step
+    assert plain.state.buffers["1.num_batches_tracked"].item() > 6  # twice a step
 
 
 def test_the_rule_stacks_what_is_mostly_overhead():

@@ -46,7 +46,7 @@ def by_hand(training: Server, client: int, rows: int = BATCH) -> list[float]:
     weights = {
         name: value.clone().requires_grad_()
         for name, value in state.items()
-        if name in training.params
+        if name in training.state.params
     }
     model, losses, gradients = training.model.eval(), [], []
     for row in training.trained_on.of(client)[plan.order[:rows]]:
@@ -84,7 +84,7 @@ def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
 @pytest.mark.parametrize("room", [1, 3, 1000])
 def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: int):
     training = lab.run(2, None, "fedavg", model, Loop(), norm=norm)
-    weights = 8 * sum(value.numel() for value in training.params.values())
+    weights = 8 * sum(value.numel() for value in training.state.params.values())
     monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", room * weights)
     wanted = np.array([by_hand(training, client, 9) for client in range(5)])
     for engine in (

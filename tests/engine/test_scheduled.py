@@ -113,7 +113,7 @@ def test_it_is_central_sgd_on_the_same_samples(
             **dict(central.named_parameters()),
             **dict(central.named_buffers()),
         }.items():
-            torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(run.state.model()[name], value.detach(), rtol=0, atol=1e-10)
         assert result.round["local_loss"] == pytest.approx(sum(losses) / len(path.rows), abs=1e-10)
 
 
@@ -149,7 +149,7 @@ def test_images_are_moved_by_their_place_in_the_schedule(engine, method: str, mo
             **dict(central.named_parameters()),
             **dict(central.named_buffers()),
         }.items():
-            torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(run.state.model()[name], value.detach(), rtol=0, atol=1e-10)
 
 
 @ENGINES
@@ -182,7 +182,9 @@ def test_resumed_it_is_the_same(method: str):
     resumed = training(method, Stacked(), **settings)
     resumed.restore(stopped.checkpoint())
     assert [resumed.advance() for _ in range(2)] == results[2:]
-    assert all(value.equal(whole.params[name]) for name, value in resumed.params.items())
+    assert all(
+        value.equal(whole.state.params[name]) for name, value in resumed.state.params.items()
+    )
 
 
 def path_of(
@@ -244,7 +246,7 @@ def test_the_final_model_goes_to_all_who_are_there():
     run, other = (
         training(method, Stacked(), dtype="float32") for method in ("stratify-single", "sfl")
     )
-    size = sum(4 * value.numel() for value in run.params.values())
+    size = sum(4 * value.numel() for value in run.state.params.values())
     for walked, all_clients in ((run, 4), (other, 0)):
         line = walked.advance()
         visits = sum(client["visits"] for client in line.clients)
@@ -304,11 +306,11 @@ def test_steps_that_batchnorm_cannot_take_are_left_out():
 @pytest.mark.parametrize("method", METHODS)
 def test_everybody_is_lost(engine, method: str):
     run = training(method, engine, fleet="uniform:dropout=0.9999999999")
-    before = {name: value.clone() for name, value in run.params.items()}
+    before = {name: value.clone() for name, value in run.state.params.items()}
     result = run.advance()
     assert result.round["dropped"] == result.round["clients"] == 4
     assert result.round["local_loss"] is None
-    assert all(value.equal(run.params[name]) for name, value in before.items())
+    assert all(value.equal(run.state.params[name]) for name, value in before.items())
 
 
 def test_who_is_not_there_is_not_visited():
@@ -363,11 +365,11 @@ def test_no_rows_are_no_step():
     run.advance()
     trainer = _Trainer(
         run.job,
-        ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1),
+        ModelState(run.state.params, run.state.buffers, run.rounds.optimizer, 0.05, 1),
         reset_optimizer=False,
     )
     assert trainer._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
-    assert all(value.equal(run.params[name]) for name, value in trainer.params.items())
+    assert all(value.equal(run.state.params[name]) for name, value in trainer.params.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="replays CUDA graphs: needs a GPU")
@@ -397,7 +399,7 @@ def test_replayed_graphs_are_single_steps(
         )
         for _ in range(2):
             run.advance()
-        ends.append(run.state())
+        ends.append(run.state.model())
     replayed, again, single = ends
     for name, value in replayed.items():
         assert torch.equal(value, again[name])

@@ -66,7 +66,8 @@ def check(
     for one, other in pairwise(others):
         # No copies
         assert any(
-            not torch.allclose(value, other.params[name]) for name, value in one.params.items()
+            not torch.allclose(value, other.state.params[name])
+            for name, value in one.state.params.items()
         )
 
 
@@ -88,10 +89,10 @@ def amplification(lab: Any, methods: Sequence[str]) -> float:
             server.results = []  # type: ignore[attr-defined]
             for _ in range(ROUNDS):
                 changed = {}
-                for name, value in server.params.items():
+                for name, value in server.state.params.items():
                     sign = torch.randint(2, value.shape, generator=generator).double() * 2 - 1
                     changed[name] = value * (1 + nudge * sign)
-                server.params = changed
+                server.state.params = changed
                 server.results.append(server.advance())  # type: ignore[attr-defined]
         gaps = [lab.gap(one, other) for one, other in zip(plain, nudged, strict=True)]
         largest = max(largest, *gaps)
@@ -169,7 +170,9 @@ def test_equal_clients_have_the_same_bits(lab):
         for server in runs[0]:
             server.advance()
     for one, other in zip(*runs, strict=True):
-        assert all(torch.equal(value, other.params[name]) for name, value in one.params.items())
+        assert all(
+            torch.equal(value, other.state.params[name]) for name, value in one.state.params.items()
+        )
 
 
 def test_augmented_images(lab):
@@ -252,7 +255,7 @@ def test_a_stack_is_no_larger_than_memory(lab):
 def test_a_run_that_diverges_leaves_the_others_as_they_are(lab):
     runs = [trainings(lab, ["fedavg"], (0, 1)) for _ in range(2)]
     bad = trainings(lab, ["fedavg"], (2,))[0]
-    bad.params = {name: value * torch.inf for name, value in bad.params.items()}
+    bad.state.params = {name: value * torch.inf for name, value in bad.state.params.items()}
     others = [*runs[1], bad]
     halves = [server.invite() for server in others]
     jobs = dict(enumerate(server.job for server in others))

@@ -1,5 +1,7 @@
 """The user's data is not changed: a model that writes to its input changes no row, and trains as any other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,8 @@ def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) ->
         rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg"
     )
     training, _ = prepare(fed, Shifts(shape, in_place), resolve(method), settings)
-    training.engine = engine
+    context = replace(training.rounds.context, engine=engine)
+    training.rounds.context = training.clients.context = context
     training.results = [training.advance() for _ in range(2)]
     training.calibrate()
     training.final = training.final_clients().table
@@ -74,7 +77,7 @@ def test_a_model_that_writes_to_its_input_changes_no_row_and_no_number(engine, m
     for part, old in zip((fed.train, fed.test), before, strict=True):
         np.testing.assert_array_equal(part.x, old)
     np.testing.assert_array_equal(x, kept)
-    assert all(value.equal(twin.params[name]) for name, value in writes.params.items())
+    assert all(value.equal(twin.state.params[name]) for name, value in writes.state.params.items())
     assert writes.results == twin.results
     assert repr(writes.final) == repr(twin.final)  # NaN where a metric is not defined
 

@@ -42,7 +42,7 @@ def evaluated(run: fs.Run, state: dict[str, Tensor]) -> Tensor:
     """Return the outputs for the test rows as the evaluation of the run computes them."""
     evaluator = run.server.evaluator
     with torch.inference_mode():
-        return evaluator._found(state, *evaluator._parts["test"]).outputs.clone()
+        return evaluator._parts["test"].found(state).outputs.clone()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_predictions_have_the_bits_of_the_evaluation(
         fs.split(data), model, rounds=3, folder=tmp_path / "run", device="cpu", **settings
     )
     new = pd.concat([frame.iloc[:40] for frame in hospitals.values()], ignore_index=True)
-    wanted = evaluated(run, run.server.state())
+    wanted = evaluated(run, run.server.state.model())
     opened = fs.open_run(tmp_path / "run")
     for used in (run, opened):
         x = features(used.pipeline, "new", new)
@@ -106,7 +106,7 @@ def test_the_model_of_a_client(
         pd.testing.assert_frame_equal(
             opened.predict(new, client=name), run.predict(new, client=number)
         )
-        differ.append(not torch.equal(wanted, evaluated(run, run.server.state())))
+        differ.append(not torch.equal(wanted, evaluated(run, run.server.state.model())))
     assert any(differ) == (method not in ("fedavg", "central"))
     if method in ("fedbn", "fedper", "local"):
         for used in (run, opened):
@@ -215,7 +215,7 @@ def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:
     assert set(found["prediction"]) <= {"cat", "dog"}
     assert (found["prediction"] == y[80:]).mean() == run.summary["test_accuracy_last"]
     assert torch.equal(outputs_of(opened.model, features(opened.pipeline, "x", x[80:]), opened.threads),
-                       evaluated(run, run.server.state()))  # fmt: skip
+                       evaluated(run, run.server.state.model()))  # fmt: skip
     with pytest.raises(
         FedskewError, match=r"x of shape \(3, 8, 8\) and type uint8, and the model was trained on"
     ):

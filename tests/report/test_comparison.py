@@ -23,6 +23,7 @@ from fedskew.report.comparison_files import in_latex, in_markdown
 from fedskew.report.page import report
 from fedskew.runs.execute import facts
 from fedskew.runs.folder import resume_command
+from fedskew.server.scorer import Scorer
 from fedskew.server.server import Server
 from fedskew.study import study_folder
 from fedskew.study.comparison_table import comparison
@@ -556,8 +557,8 @@ def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
 def test_a_run_of_an_older_version_has_no_shared_score_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shared_in_part(server: Server) -> bool:
-        return bool(server.params.keys() - server.job.local_names)
+    def shared_in_part(scorer: Scorer) -> bool:
+        return bool(scorer.state.params.keys() - scorer.context.job.local_names)
 
     def without(server: Server, config: Any) -> dict[str, Any]:
         return {
@@ -566,7 +567,7 @@ def test_a_run_of_an_older_version_has_no_shared_score_either(
 
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=4, client_test=0.2)
     with monkeypatch.context() as older:
-        older.setattr(Server, "has_common_model", property(shared_in_part))
+        older.setattr(Scorer, "has_common_model", property(shared_in_part))
         older.setattr("fedskew.runs.execute.facts", without)
         for method in ("fedavg", "fedper", "ditto", "local"):
             fs.train(fed, "mlp:hidden=8", method, rounds=2, folder=tmp_path / method)

@@ -306,7 +306,7 @@ def test_clients_have_both_models_metrics_beside_the_majority(rare: fs.Federatio
         assert line["majority_rate"] == pytest.approx(np.bincount(y).max() / len(y))
         for prefix, state in (
             ("", run.server.client_model(client)),
-            ("global_", run.server.state()),
+            ("global_", run.server.state.model()),
         ):
             run.model.load_state_dict(state)
             with torch.no_grad():
@@ -340,7 +340,7 @@ def test_clients_that_are_files_are_scored_on_their_own_test_rows(
         assert line["majority_rate"] == pytest.approx(np.bincount(mine.y).max() / len(mine))
         for prefix, state in (
             ("", run.server.client_model(client)),
-            ("global_", run.server.state()),
+            ("global_", run.server.state.model()),
         ):
             run.model.load_state_dict(state)
             with torch.no_grad():

@@ -84,7 +84,9 @@ def test_one_two_and_four_processes_write_the_same_folder(fed, tmp_path):
 def test_a_server_whose_workers_are_gone_goes_on_alone(fed):
     one, two = (train(fed, False, workers).server for workers in (1, 2))
     assert one.advance().round == two.advance().round
-    assert all(torch.equal(value, two.params[name]) for name, value in one.params.items())
+    assert all(
+        torch.equal(value, two.state.params[name]) for name, value in one.state.params.items()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["fedbuff:buffer=3", "ditto", "fedbs"])

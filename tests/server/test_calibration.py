@@ -172,7 +172,7 @@ def test_bytes_of_the_tallies_and_of_the_last_model_are_counted(fed):
     numbers = 10 + 10 * 12 + 10 * 12 * 12  # rows, sums and outer products of each class
     assert run.summary["calibration_bytes_up"] == 5 * numbers * 8
     assert run.summary["calibration_bytes_down"] == 5 * sum(
-        value.nbytes for value in plain.server.params.values()
+        value.nbytes for value in plain.server.state.params.values()
     )
     for name in ("bytes_up", "bytes_down"):
         assert run.summary[name] - plain.summary[name] == run.summary[f"calibration_{name}"]
@@ -185,7 +185,8 @@ def test_methods_without_a_calibrator_do_none_of_it(fed):
 def test_no_epochs_are_the_method_without_it(fed):
     run, plain = trained(fed, "fedprox:mu=0.3 + ccvr:head_epochs=0"), trained(fed, "fedprox:mu=0.3")
     assert all(
-        torch.equal(value, plain.server.params[name]) for name, value in run.server.params.items()
+        torch.equal(value, plain.server.state.params[name])
+        for name, value in run.server.state.params.items()
     )
     assert run.summary["calibrated_test_accuracy"] == run.summary["test_accuracy_last"]
 

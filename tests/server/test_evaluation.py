@@ -12,8 +12,8 @@ from torch.func import functional_call
 from fedskew.data.partition import Partition
 from fedskew.engine import inference
 from fedskew.engine.cost import measure_cost
-from fedskew.server import evaluation
-from fedskew.server.evaluation import Evaluator
+from fedskew.server import evaluated_rows
+from fedskew.server.evaluation import Evaluator, RoundModels
 from fedskew.tasks.classification import Classification
 
 TASK = Classification()
@@ -35,7 +35,7 @@ def by_hand(training, tensors: dict, x: np.ndarray, y: np.ndarray) -> tuple[np.n
 
 def test_rows_one_by_one(lab, monkeypatch):
     training = lab.run(2, None, "fedavg", BATCH_NORM)
-    test, state = training.fed.test, training.state()
+    test, state = training.fed.test, training.state.model()
     losses, right = by_hand(training, state, test.x, test.y)
     for values_per_batch in (1 << 20, 6 * 7):  # in one go, and seven rows at a time
         monkeypatch.setitem(inference._VALUES_PER_BATCH, "cpu", values_per_batch)
@@ -49,10 +49,10 @@ def test_rows_one_by_one(lab, monkeypatch):
 def test_each_client_on_its_own_rows(lab):
     training = lab.run(1, None, "fedavg", BATCH_NORM)
     train = training.fed.train
-    losses, right = by_hand(training, training.state(), train.x, train.y)
+    losses, right = by_hand(training, training.state.model(), train.x, train.y)
     pieces = [np.array([4, 5]), np.array([], dtype=np.int64), np.array([0, 9, 9])]
     split = Partition.from_lists(pieces)
-    found = training.evaluator.on_own_rows(training.state(), None, np.arange(3), split)
+    found = training.evaluator.on_own_rows(training.state.model(), None, np.arange(3), split)
     loss, accuracy = found["loss"], found["accuracy"]
     assert loss[[0, 2]].tolist() == pytest.approx(
         [losses[p].mean() for p in (pieces[0], pieces[2])], abs=1e-12
@@ -63,7 +63,7 @@ def test_each_client_on_its_own_rows(lab):
     assert np.isnan(loss[1])
     assert np.isnan(accuracy[1])
     nothing = training.evaluator.on_own_rows(
-        training.state(), training.client_model, np.array([1]), split
+        training.state.model(), training.client_model, np.array([1]), split
     )
     assert np.isnan(list(nothing.values())).all()
 
@@ -72,7 +72,7 @@ def test_the_table_of_rounds(lab):
     fed = lab.federation()
     fed = replace(fed, data=replace(fed.data, validation=lab.rows(11, (6,), 5)))
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
-    line, state = training.results[0].round, training.state()
+    line, state = training.results[0].round, training.state.model()
     for part, rows in (("train", fed.train), ("test", fed.test), ("validation", fed.validation)):
         losses, right = by_hand(training, state, rows.x, rows.y)
         assert line[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-12)
@@ -112,7 +112,9 @@ def test_own_models(lab, name: str, norm: str):
         if (name, norm) != ("ditto", "aggregate"):  # no whole model is shared
             assert "global_loss" not in client
             continue
-        losses, right = by_hand(training, training.state(), fed.train.x[mine], fed.train.y[mine])
+        losses, right = by_hand(
+            training, training.state.model(), fed.train.x[mine], fed.train.y[mine]
+        )
         assert client["global_loss"] == pytest.approx(losses.mean(), abs=1e-12) != client["loss"]
         assert client["global_accuracy"] == pytest.approx(right.mean())
     final = training.final_clients().table
@@ -127,7 +129,9 @@ def test_own_models(lab, name: str, norm: str):
         if (name, norm) != ("ditto", "aggregate"):
             assert "global_loss" not in line
             continue
-        losses, right = by_hand(training, training.state(), fed.train.x[mine], fed.train.y[mine])
+        losses, right = by_hand(
+            training, training.state.model(), fed.train.x[mine], fed.train.y[mine]
+        )
         assert line["global_loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert line["global_accuracy"] == pytest.approx(right.mean())
 
@@ -148,32 +152,33 @@ def passes(monkeypatch) -> list[int]:
 @pytest.mark.parametrize(("eval_rows", "rows"), [(None, [27, 20, 0]), (10, [10, 20, 17])])
 def test_no_row_is_scored_twice_by_the_global_model(lab, passes, eval_rows, rows):
     training = lab.run(2, None, "fedbn", BATCH_NORM, eval_rows=eval_rows)
-    evaluator, state, split = training.evaluator, training.state(), training.fed.partition
+    evaluator, state, split = training.evaluator, training.state.model(), training.fed.partition
     arguments = (state, training.client_model, np.arange(5), split)
     apart = evaluator.scores(state), evaluator.on_own_rows(*arguments)
     passes.clear()
-    scores, columns = evaluator.evaluate(*arguments)
-    assert passes == rows
-    assert scores == apart[0]
-    assert columns.keys() == apart[1].keys()
-    for name, values in columns.items():
+    found = evaluator.evaluate(RoundModels(*arguments, trained={}))
+    on_test = [20] * 5  # of clients' own models
+    assert passes == rows + on_test
+    assert {name: found.parts[name] for name in apart[0]} == apart[0]
+    assert found.own.keys() == apart[1].keys()
+    for name, values in found.own.items():
         np.testing.assert_allclose(values, apart[1][name], rtol=0, atol=1e-12)
 
 
 def test_own_models_are_evaluated_in_stacks(lab, passes, monkeypatch):
     """Stacks of two models with three rows at a time, one stack of all, and one model after the other agree."""
     training = lab.run(2, None, "ditto", BATCH_NORM)
-    state, clients = training.state(), np.array([4, 0, 3, 2, 1])
+    state, clients = training.state.model(), np.array([4, 0, 3, 2, 1])
     found = []
     for stacked, bytes_, values_per_batch in (
         (False, 1, 1 << 20),
         (True, 1 << 30, 1 << 20),
         (True, None, 6 * 6),
     ):
-        monkeypatch.setattr(evaluation, "can_be_stacked", lambda *_, answer=stacked: answer)
+        monkeypatch.setattr(evaluated_rows, "can_be_stacked", lambda *_, answer=stacked: answer)
         if bytes_ is None:
             bytes_ = 2 * measure_cost(training.model, training.job.x, 1).bytes_per_client
-        monkeypatch.setattr(evaluation, "STACKED_BYTES", bytes_)
+        monkeypatch.setattr(evaluated_rows, "STACKED_BYTES", bytes_)
         monkeypatch.setitem(inference._VALUES_PER_BATCH, "cpu", values_per_batch)
         evaluator = Evaluator(training.fed, training.model, training.job, None, 0)
         passes.clear()
@@ -203,11 +208,11 @@ def test_convolutions_run_in_channels_last_layout(lab):
 
     model.__class__ = Watched
     before = training.job.x.clone()
-    found = Evaluator(training.fed, model, training.job, None, 0).scores(training.state())
+    found = Evaluator(training.fed, model, training.job, None, 0).scores(training.state.model())
     assert seen[-2:] == [True, True]
     assert torch.equal(training.job.x, before)
     assert next(value for value in model.parameters() if value.dim() == 4).is_contiguous()
-    outputs = functional_call(model.eval(), training.state(), (training.job.x.clone(),))
+    outputs = functional_call(model.eval(), training.state.model(), (training.job.x.clone(),))
     assert found["train"]["loss"] == pytest.approx(
         float(TASK.losses(outputs, training.job.y)), abs=1e-12
     )
@@ -220,7 +225,7 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
         held_out=Partition.from_lists([np.array([3, 4]), np.array([], dtype=np.int64)]),
     )
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
-    losses, _ = by_hand(training, training.state(), fed.train.x[3:5], fed.train.y[3:5])
+    losses, _ = by_hand(training, training.state.model(), fed.train.x[3:5], fed.train.y[3:5])
     for lines in (training.results[0].clients, training.final_clients().table):
         assert lines[0]["loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert np.isnan(lines[1]["loss"])
@@ -229,7 +234,7 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
 def test_training_rows_are_a_fixed_sample(lab):
     fed = lab.federation()
     sampled, again, whole = (lab.run(2, fed, engine=None, eval_rows=rows) for rows in (10, 10, 27))
-    outputs = functional_call(sampled.model, sampled.state(), (sampled.job.x,))
+    outputs = functional_call(sampled.model, sampled.state.model(), (sampled.job.x,))
     loss = float(TASK.losses(outputs, sampled.job.y))
     assert whole.results[-1].round["train_loss"] == pytest.approx(loss, abs=1e-12)
     assert sampled.results[-1].round["train_loss"] != pytest.approx(loss, abs=1e-6)

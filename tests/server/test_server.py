@@ -101,7 +101,9 @@ def test_the_learning_rate_follows_the_schedule(lab):
     halfway = lab.training(None, lr=0.05)
     halfway.restore(fast.checkpoint())
     halfway.advance()
-    assert all(torch.equal(value, slow.params[name]) for name, value in halfway.params.items())
+    assert all(
+        torch.equal(value, slow.state.params[name]) for name, value in halfway.state.params.items()
+    )
 
 
 def test_who_is_chosen_changes_over_rounds_and_follows_the_seed(lab):
@@ -143,7 +145,7 @@ def test_dropout_repeats_and_leaves_the_global_generators_alone(lab, engine):
     )
     undropped = lab.run(2, None, "fedavg", kept, engine, **rates)
     # Something was dropped
-    assert not torch.allclose(first.params["3.weight"], undropped.params["3.weight"])
+    assert not torch.allclose(first.state.params["3.weight"], undropped.state.params["3.weight"])
 
 
 @ENGINES
@@ -301,4 +303,4 @@ def test_a_weight_that_nothing_uses(lab, engine):
             self.idle = nn.Parameter(torch.ones(2))
 
     training = lab.run(1, None, "fedprox", Idle(), engine)
-    assert training.params["idle"].tolist() == [1, 1]
+    assert training.state.params["idle"].tolist() == [1, 1]

@@ -258,7 +258,7 @@ def test_training_goes_on_without_a_broken_client(lab, engine, norm: str):
         mean.add(update)
     for name, value in mean.result().payload["delta"].items():
         torch.testing.assert_close(
-            training.params[name], twin.params[name] + value, rtol=0, atol=1e-12
+            training.state.params[name], twin.state.params[name] + value, rtol=0, atol=1e-12
         )
     for name in training.job.local_names:
         assert torch.equal(training.client_model(1)[name], before[name])  # it keeps what it had

@@ -52,7 +52,7 @@ def training(method="fedavg", engine=None, model="logreg", **settings) -> Server
 
 
 def flat(run: Server) -> np.ndarray:
-    return np.concatenate([value.numpy().ravel() for value in run.params.values()])
+    return np.concatenate([value.numpy().ravel() for value in run.state.params.values()])
 
 
 def write(path, lines: list[str], header: str = TRACE) -> str:
@@ -467,7 +467,7 @@ def test_models_right_after_local_training():
     assert line["trained_loss"] == pytest.approx(line["loss"], abs=1e-12)
     assert line["trained_accuracy"] == line["accuracy"]
     usual = training("fedavg", **settings)
-    start = usual.evaluator.scores(usual.state())["test"]["loss"]
+    start = usual.evaluator.scores(usual.state.model())["test"]["loss"]
     slow = training("mfedbn:eta=1e-9", **settings).advance()
     assert slow.round["test_loss"] == pytest.approx(start, abs=1e-6)
     assert slow.round["trained_test_loss"] == pytest.approx(alone.round["test_loss"], abs=1e-12)

@@ -109,7 +109,7 @@ def test_a_client_that_diverges_is_excluded_wherever_it_trains(lab):
         server.results = [server.advance() for _ in range(2)]
         assert [result.round["excluded"] for result in server.results] == [1, 1]
         found.append(server)
-    assert torch.equal(*(server.params[next(iter(server.params))] for server in found))
+    assert torch.equal(*(server.state.params[next(iter(server.state.params))] for server in found))
 
 
 def test_a_state_goes_on_with_another_number_of_processes(lab):

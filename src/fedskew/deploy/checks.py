@@ -16,7 +16,7 @@ from fedskew.core.trees import Tensors, Tree, tensors_of, unsqueezed
 from fedskew.deploy.requests import to_bytes
 from fedskew.engine.job import ScheduleResult, Updates
 from fedskew.engine.plan import Plan
-from fedskew.server.evaluation import RATES
+from fedskew.server.final_evaluation import RATES
 from fedskew.tasks.additive import COUNTED, OUTCOMES, SIZES, Sums
 from fedskew.tasks.scores import Range
 from fedskew.tasks.task import Task

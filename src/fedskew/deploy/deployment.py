@@ -25,7 +25,8 @@ from fedskew.data.readers.arrays import comparable
 from fedskew.data.schema import Pipeline, Scaling
 from fedskew.deploy.fit_checks import checked_description, checked_facts
 from fedskew.deploy.remote_clients import Nodes, RemoteSilos
-from fedskew.deploy.remote_server import refuse, sent_metrics
+from fedskew.deploy.remote_evaluator import sent_metrics
+from fedskew.deploy.remote_server import refuse
 from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.deploy.rowless_federation import federation_of, hollow_targets
 from fedskew.runs import folder as on_disk

@@ -49,8 +49,8 @@ from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
+from fedskew.server.clients import jobs_of
 from fedskew.server.evaluation import Evaluator
-from fedskew.server.server import jobs_of
 from fedskew.tasks.additive import Sums, sums_over
 from fedskew.tasks.task import Task
 

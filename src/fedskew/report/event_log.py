@@ -20,7 +20,8 @@ from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import EVENTS, OF_NODES, Row, RunFolder, to_json
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 
 # Of the row of a round
 _TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")

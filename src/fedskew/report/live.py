@@ -26,7 +26,8 @@ from fedskew.runs.open_run import Record
 from fedskew.runs.run import Run
 from fedskew.runs.runner import client_weights, only_warned
 from fedskew.runs.summary import summarise
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 from fedskew.study.run_data import Holdings, RunData
 
 _EVERY = 2.0  # seconds between two versions, at least

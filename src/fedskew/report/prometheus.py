@@ -10,7 +10,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.report.loopback import ADDRESS, LoopbackServer
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import Row
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 
 PATH = "/metrics"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"

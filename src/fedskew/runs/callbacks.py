@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from fedskew.core.errors import FedskewError
 from fedskew.runs.folder import Row
 from fedskew.runs.run import Run
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 
 
 class Callback:

@@ -34,7 +34,8 @@ from fedskew.runs.folder import (
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
-from fedskew.server.server import AWAY, OWN, PERSONAL, Server
+from fedskew.server.clients import AWAY, OWN, PERSONAL
+from fedskew.server.server import Server
 
 # Bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 PIECE = 2**25

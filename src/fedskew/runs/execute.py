@@ -24,7 +24,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.deploy.remote_server import RemoteServer
+from fedskew.deploy.remote_server import RemoteClients, remote_server
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
@@ -50,7 +50,7 @@ from fedskew.runs.summary import SHARED_MODEL, predictions_of_one_class, summari
 from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
-from fedskew.server.evaluation import one_class_rate
+from fedskew.server.final_evaluation import one_class_rate
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import BY_TARGET, Task, tasks
@@ -83,7 +83,7 @@ def starting(
     _warn_of_differences(fed)
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
-    server.agree()  # it may refuse, so before anything is written
+    server.labels.find()  # it may refuse, so before anything is written
     with with_workers(server, config):
         if folder is False:
             tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
@@ -310,12 +310,12 @@ def prepare(
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
     if settings.engine == "flower":
-        server: Server = RemoteServer(
+        server = remote_server(
             fed, module, algorithm, settings, task, nodes, everything=nodes is None
         )
     else:
         server = Server(fed, module, algorithm, settings, task=task)
-    check_head(server.job, server.personal is not None)
+    check_head(server.job)
     config: dict[str, Any] = {
         field.name: getattr(settings, field.name) for field in fields(Settings)
     }
@@ -414,8 +414,9 @@ def _drive(
     else:
         disk = None
     # Nodes of their own have folders of their own
-    if disk and isinstance(server, RemoteServer) and server.everything:
-        server.remote.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
+    clients = server.clients
+    if disk and isinstance(clients, RemoteClients) and clients.everything:
+        clients.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
     stopping = EarlyStopping(server, tables["rounds"])
     with tracking() as trackers:
         watching = [stopping, trackers, *as_callbacks(callbacks)]
@@ -449,7 +450,7 @@ def _finish(
     config: Mapping[str, Any],
     picture: bool,
 ) -> Run:
-    if disk and isinstance(server, RemoteServer):
+    if disk and isinstance(server.clients, RemoteClients):
         # Before clients are asked again, who may not answer
         disk.write(on_disk.MODEL, _weights(server))
     last = server.last_scores()  # before a new head: what the rounds are about
@@ -571,7 +572,7 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
         facts["weights"] = weights
     for part, rate in majority_rates(fed).items():
         facts[f"{part}_majority_rate"] = rate
-    facts["parameters"] = sum(value.numel() for value in server.params.values())
+    facts["parameters"] = sum(value.numel() for value in server.state.params.values())
     return facts
 
 
@@ -595,7 +596,7 @@ def majority_rates(fed: Federation) -> dict[str, float]:
 
 def _trained(server: Server) -> nn.Module:
     """Return the model with the global weights, ready to be used."""
-    load_weights(server.model, server.state())
+    load_weights(server.model, server.state.model())
     return server.model.eval()
 
 

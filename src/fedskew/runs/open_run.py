@@ -32,7 +32,7 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.run import class_frame, confusion_frame, facts_of, no_global_model, said_of
 from fedskew.runs.summary import SHARED_MODEL
-from fedskew.server.server import models_away
+from fedskew.server.clients import models_away
 from fedskew.tasks.task import Task, resolve
 from fedskew.tasks.thresholds import Threshold
 

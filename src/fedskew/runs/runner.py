@@ -15,7 +15,8 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 from fedskew.transport.group import WorkerLostError
 
 Result = TypeVar("Result")

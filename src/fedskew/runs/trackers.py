@@ -19,7 +19,8 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import Row
 from fedskew.runs.run import Run
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 
 _PROJECT = "fedskew"
 

@@ -19,7 +19,7 @@ from fedskew.core.config import SHARDS, to_toml, workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import Imported, import_again, imported
 from fedskew.deploy.flower_grid import simulated
-from fedskew.deploy.remote_server import RemoteServer
+from fedskew.deploy.remote_server import RemoteClients
 from fedskew.deploy.simulated_node import answer
 from fedskew.runs.choices import from_python
 from fedskew.server.server import Server
@@ -39,8 +39,8 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     ``config`` is the whole configuration of the run, of which workers of torchrun make it themselves.
     """
     workers = server.settings.workers
-    if isinstance(server, RemoteServer):
-        with _as_nodes(server, config):
+    if isinstance(server.clients, RemoteClients):
+        with _as_nodes(server.clients, config):
             yield
     elif workers is None:
         yield
@@ -64,20 +64,20 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _as_nodes(server: RemoteServer, config: Mapping[str, Any]) -> Iterator[None]:
+def _as_nodes(clients: RemoteClients, config: Mapping[str, Any]) -> Iterator[None]:
     """Let the clients of a server be nodes: those that it has, or else of Flower's simulation."""
     if own := [name for name, value in config.items() if from_python(value)]:
         raise FedskewError(
             f"engine=flower makes clients in other processes from names, and {own[0]} is a Python object: give a name"
         )
-    nodes = server.remote.nodes
+    nodes = clients.nodes
     nodes.about["config"] = to_toml(config)
     if nodes.transport:
         yield
         return
     with (
         tempfile.TemporaryDirectory() as place,
-        simulated(answer, server.fed.clients, _ANSWER) as transport,
+        simulated(answer, clients.fed.clients, _ANSWER) as transport,
     ):
         nodes.transport = transport
         nodes.about["folder"] = place

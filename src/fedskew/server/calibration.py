@@ -19,14 +19,14 @@ from fedskew.models.parameters import load_weights, trainable
 ROWS_GATHERED = 4096  # rows whose statistics are computed together
 
 
-def check_head(job: Job, personal: bool) -> None:
-    """Raise an error before training if ``new_head`` cannot work; ``personal``: clients train models of their own."""
+def check_head(job: Job) -> None:
+    """Raise an error before training if ``new_head`` cannot work."""
     if not job.algorithm.calibrator:
         return
     method = job.algorithm.label()
     model = type(job.model).__name__
     names = layout(job.model).head
-    if personal or names & job.local_names:
+    if job.algorithm.personal_method or names & job.local_names:
         raise FedskewError(
             f"{method}: each client has a head of its own, and there is no common one to train again: "
             "leave the addition out or take a method that shares the head"

@@ -1,9 +1,8 @@
 """Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
-import copy
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,23 +14,106 @@ from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.cost import measure_cost
-from fedskew.engine.inference import Inference
 from fedskew.engine.job import Job
-from fedskew.engine.stacked import can_be_stacked
+from fedskew.server.evaluated_rows import (
+    EvaluatedRows,
+    Found,
+    ModelRunner,
+    OwnModel,
+    Score,
+    joined,
+    means_of,
+    on_host,
+    own_columns,
+    sizes_of,
+)
+from fedskew.server.final_evaluation import FinalClients, FinalEvaluation, confusion_of
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold, ThresholdMetric, choose_threshold
 
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
-FINAL_TESTED = 200  # likewise after the last round
-STACKED_BYTES = 256 << 20  # of clients' own models that are evaluated together
-FINAL_CLIENTS = 10_000  # clients evaluated on their own rows after the last round
-
-OwnModel: TypeAlias = Callable[[int], Tensors]
-Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
-RATES = ("majority_rate", "one_class_rate")  # columns of shares of rows, where targets are classes
 # Of a task that has them, what is reported after every evaluation
 ROUND_METRICS = ("accuracy", "balanced_accuracy")
+
+
+@dataclass(frozen=True)
+class RoundModels:
+    """The models that are evaluated after a round.
+
+    Args:
+        common: the global model; None where clients share no whole model
+        own: returns the model that a client uses; None where all use the global one
+        invited: the clients whose models are evaluated on their own rows, in order
+        rows: the rows of each client on which that happens
+        trained: models of clients right after local training, by their numbers
+    """
+
+    common: Tensors | None
+    own: OwnModel | None
+    invited: Ints
+    rows: Partition
+    trained: Mapping[int, Tensors]
+
+
+@dataclass(frozen=True)
+class RoundScores:
+    """The scores of ``RoundModels``.
+
+    Args:
+        parts: by part of the data, those of the global model and the means of clients' models on test rows
+        own: the ``own_columns`` of the invited clients
+        trained: the ``own_columns`` of the models right after local training, in the order of the clients' numbers
+        backdoor: the share of triggered test rows that the global model takes for the target of a backdoor
+    """
+
+    parts: dict[str, Score | None]
+    own: dict[str, Floats]
+    trained: dict[str, Floats] = field(default_factory=dict)
+    backdoor: float | None = None
+
+
+class Evaluation(Protocol):
+    """What evaluates the models of a run, wherever the rows are."""
+
+    names: tuple[str, ...]  # of the loss and the metrics of every evaluation
+
+    @property
+    def holds_out(self) -> bool:
+        """Return whether clients are evaluated, at the end, on rows that they do not train on."""
+        ...
+
+    def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
+        """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
+        ...
+
+    def evaluate(self, models: RoundModels) -> RoundScores:
+        """Return the scores of the models of a round."""
+        ...
+
+    def scores(self, state: Tensors) -> dict[str, Score]:
+        """Return the scores of the global model on each part of the data."""
+        ...
+
+    def all_scores(self, state: Tensors) -> dict[str, Score]:
+        """Return all metrics of the global model on validation and test rows."""
+        ...
+
+    def confusion(self, state: Tensors) -> Ints | None:
+        """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
+        ...
+
+    def threshold(
+        self, state: Tensors, metric: ThresholdMetric
+    ) -> tuple[Threshold, dict[str, Score]] | None:
+        """Return the threshold that is best on the validation rows, and its scores on validation and test rows.
+
+        None where nobody has the predictions for all rows in one place.
+        """
+        ...
+
+    def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
+        """Return one row for each client with the scores of its final model on its rows."""
+        ...
 
 
 def round_metrics(task: Task) -> tuple[str, ...]:
@@ -39,80 +121,28 @@ def round_metrics(task: Task) -> tuple[str, ...]:
 
     For a user-defined task all of its metrics are reported.
     """
-    if isinstance(task, BuiltIn):
-        cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names)
-    else:
-        cheap = ()
+    if not isinstance(task, BuiltIn):
+        return task.metric_names
+    cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names)
     return cheap or task.metric_names
 
 
-class Found(NamedTuple):
-    """What a model makes of some rows, on the device: the output and the loss of each, and the targets."""
-
-    outputs: Tensor
-    losses: Tensor
-    targets: Tensor
-
-    def score(self, task: Task, names: Iterable[str]) -> Score:
-        """Return the mean loss and these metrics over the rows."""
-        metrics = task.evaluate(self.outputs.cpu().numpy(), self.targets.cpu().numpy(), names)
-        return {"loss": float(self.losses.double().mean()), **metrics}
+def evaluated_metrics(task: Task, headline: str | None, wanted: Iterable[str]) -> tuple[str, ...]:
+    """Return the metrics of every evaluation of a run: its headline, the usual ones and those that are wanted."""
+    names = [*round_metrics(task), *wanted]
+    if headline is not None:
+        names.insert(0, headline)
+    return tuple(dict.fromkeys(names))
 
 
-class FinalClients(NamedTuple):
-    """The clients at the end: one row for each, and the sum of their own models' confusion matrices on test rows."""
-
-    table: list[dict[str, Any]]
-    confusion: Ints | None
-
-
-def one_class_rate(confusion: Ints) -> float:
-    """Return the largest share of the rows for which one and the same class is predicted; NaN without rows.
-
-    >>> one_class_rate(np.array([[6, 0], [3, 1]]))
-    0.9
-    """
-    if confusion.any():
-        return float(confusion.sum(0).max() / confusion.sum())
-    return float("nan")
-
-
-def _means(losses: Floats, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
-    """Return mean loss and score of each client from those of its rows; NaN for a client without rows."""
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    with np.errstate(invalid="ignore"):
-        loss, score = (
-            np.bincount(owner, weights=each, minlength=len(sizes)) / sizes
-            for each in (losses, scores)
-        )
-    return loss, score
-
-
-def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, ...]:
-    """Return the columns for a client's own rows: of the model it uses, then of the global one if that differs."""
-    names = ("loss", metric) if metric else ("loss",)
-    return (*names, *(f"global_{name}" for name in names)) if personal and common else names
-
-
-def final_columns(
-    task: Task, metrics: Iterable[str], personal: bool, common: bool, tested: bool
-) -> tuple[str, ...]:
-    """Return the columns of a client in the last table, after its number and its rows; see ``Evaluator.final``.
-
-    ``tested`` says that clients' own models are also evaluated on test rows, by these ``metrics``.
-    """
-    majority, one_class = ([rate] if hasattr(task, "confusion") else [] for rate in RATES)
-    own = own_columns(personal, common, task.row_metric)
-    more = [*(name for name in task.metric_names if name not in own), *one_class]
-    if personal and common:
-        of_global = [f"global_{name}" for name in more]
-    else:
-        of_global = []
-    if personal and tested:
-        on_test = [f"own_test_{name}" for name in (*metrics, *one_class)]
-    else:
-        on_test = []
-    return (*own, *majority, *more, *of_global, *on_test)
+def mean_score(scores: list[Score], names: Iterable[str]) -> Score | None:
+    """Return the mean of each of these numbers over some scores; None without scores."""
+    if not scores:
+        return None
+    result = {}
+    for name in names:
+        result[name] = float(np.mean([one[name] for one in scores]))
+    return result
 
 
 class Evaluator:
@@ -128,175 +158,149 @@ class Evaluator:
         metrics: Iterable[str] = (),
         headline: str | None = None,
     ) -> None:
-        self.fed, self.x, self.y, self.task, self.seed = fed, job.x, job.y, job.task, seed
-        first = () if headline is None else (headline,)
-        # Of every evaluation
-        self.metrics = tuple(dict.fromkeys((*first, *round_metrics(job.task), *metrics)))
+        self.fed = fed
+        self.task = job.task
+        self.seed = seed
+        self.metrics = evaluated_metrics(job.task, headline, metrics)
         self.names = ("loss", *self.metrics)
-        parts = (("validation", fed.validation), ("test", fed.test))
-        self._parts = {
-            name: self._place(rows) for name, rows in parts if rows is not None and len(rows)
-        }
+        self._runner = ModelRunner(model, job.x)
+        self._train = EvaluatedRows(self._runner, job.task, job.x, job.y)
+        self._parts: dict[str, EvaluatedRows] = {}
+        for name, rows in (("validation", fed.validation), ("test", fed.test)):
+            if rows is not None and len(rows):
+                self._parts[name] = self._placed(rows)
         held = fed.partition.rows
         if eval_rows is not None and eval_rows < len(held):
             held = held[np.sort(Stream(seed, "evaluation").sample(len(held), eval_rows))]
-        self._train_rows, self._sampled = held, np.zeros(len(self.y), dtype=np.bool_)
+        self._train_rows = held
+        self._sampled = np.zeros(len(job.y), dtype=np.bool_)
         self._sampled[held] = True
-        self._inference = Inference(model, self.x)
-        self._triggered: Tensor | None = None  # test rows for ``backdoor_success``
-        self._cost = measure_cost(model, self.x, 1)
-        self._stackable = partial(can_be_stacked, model, self.x)
+        self._final = FinalEvaluation(fed, self.metrics, seed, self._train, self._parts.get("test"))
+        self._poison = job.algorithm.poison
+        self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 
-    def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y)
+    def _placed(self, rows: Rows) -> EvaluatedRows:
+        x = torch.from_numpy(rows.x).to(self._train.x)
+        y = torch.from_numpy(rows.y).to(self._train.y)
+        return EvaluatedRows(self._runner, self.task, x, y)
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
-        clients = []
-        for name, wanted in (("own_test", personal), ("trained_test", trained)):
-            if wanted:
-                clients.append(name)
-        return [
-            *(["train", *self._parts] if common else []),
-            *(clients if "test" in self._parts else []),
-        ]
-
-    # -- the global model ----------------------------------------------------------------------------------------------
+        result = []
+        if common:
+            result += ["train", *self._parts]
+        if personal and "test" in self._parts:
+            result.append("own_test")
+        if trained and "test" in self._parts:
+            result.append("trained_test")
+        return result
 
     @torch.inference_mode()
-    def evaluate(
-        self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
-    ) -> tuple[dict[str, Score], dict[str, Floats]]:
+    def evaluate(self, models: RoundModels) -> RoundScores:
+        """Return the scores of the models of a round."""
+        common = models.common
+        trained = np.array(sorted(models.trained), dtype=np.int64)
+        global_scores, own = self._with_own_rows(models)
+        parts: dict[str, Score | None] = {**global_scores, "own_test": None}
+        if models.own:
+            parts["own_test"] = self.mean_on_test(models.own, models.invited)
+        parts["trained_test"] = self.mean_on_test(models.trained.__getitem__, trained)
+        backdoor = None
+        if self._poison and common:
+            backdoor = self._backdoor_success(common, self._poison)
+        return RoundScores(parts, own, self._trained_scores(models, trained), backdoor)
+
+    def _with_own_rows(self, models: RoundModels) -> tuple[dict[str, Score], dict[str, Floats]]:
         """Return ``scores`` and ``on_own_rows`` together: no row is scored twice by the global model."""
+        state = models.common
+        clients = models.invited
         if state is None:
-            return {}, self.on_own_rows(state, own, clients, split)
-        pieces = [split.of(int(client)) for client in clients]
-        mine = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+            return {}, self.on_own_rows(state, models.own, clients, models.rows)
+        pieces = [models.rows.of(int(client)) for client in clients]
+        mine = joined(pieces)
         fresh = mine[~self._sampled[mine]]
-        found = self._on_parts(state)
+        found = self.found(state, {})
         train = found["train"]
-        other = self._row_scores(state, fresh)
-        losses = np.empty(len(self.y))
-        scores = np.empty(len(self.y))
-        known = train.losses, self.task.row_scores(train.outputs, train.targets)
-        for rows, seen in ((self._train_rows, known), (fresh, other)):
-            losses[rows], scores[rows] = (values.double().cpu().numpy() for values in seen)
-        common = _means(
-            losses[mine], scores[mine], np.array([len(piece) for piece in pieces], dtype=np.int64)
-        )
-        return self._scored(found, self.metrics), self._own_scores(common, own, clients, pieces)
+        losses = np.empty(len(self._sampled))
+        scores = np.empty(len(self._sampled))
+        losses[self._train_rows] = on_host(train.losses)
+        scores[self._train_rows] = on_host(self.task.row_scores(train.outputs, train.targets))
+        losses[fresh], scores[fresh] = self._train.row_scores(state, fresh)
+        common = means_of(losses[mine], scores[mine], sizes_of(pieces))
+        own = self._train.with_own(common, models.own, clients, pieces)
+        return self._scored(found, self.metrics), own
+
+    def _trained_scores(self, models: RoundModels, clients: Ints) -> dict[str, Floats]:
+        """Return the ``own_columns`` of models right after local training, each on the rows of its client."""
+        each = []
+        for client in clients:
+            state = models.trained[int(client)]
+            each.append(self.on_own_rows(state, None, np.array([client]), models.rows))
+        result: dict[str, Floats] = {}
+        for name in own_columns(False, True, self.task.row_metric):
+            result[name] = np.array([float(one[name][0]) for one in each])
+        return result
 
     @torch.inference_mode()
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
-        return self._scored(self._on_parts(state), self.metrics)
+        return self._scored(self.found(state, {}), self.metrics)
 
     @torch.inference_mode()
     def all_scores(self, state: Tensors) -> dict[str, Score]:
         """Return all metrics of the global model on validation and test rows."""
-        found = {}
-        for name, (x, y) in self._parts.items():
-            found[name] = self._found(state, x, y)
+        found = {name: rows.found(state) for name, rows in self._parts.items()}
         return self._scored(found, self.task.metric_names)
-
-    def _on_parts(self, state: Tensors) -> dict[str, Found]:
-        return self.found(state, {})
 
     @torch.inference_mode()
     def found(self, state: Tensors, shares: Mapping[str, Ints]) -> dict[str, Found]:
         """Return what a model makes of each part of the data, or of a share of its rows."""
-        train = self._found(state, self.x, self.y, self._train_rows)
-        others = {}
-        for name, (x, y) in self._parts.items():
-            others[name] = self._found(state, x, y, shares.get(name))
-        return {"train": train, **others}
+        found = {"train": self._train.found(state, self._train_rows)}
+        for name, rows in self._parts.items():
+            found[name] = rows.found(state, shares.get(name))
+        return found
 
     def _scored(self, found: dict[str, Found], names: Iterable[str]) -> dict[str, Score]:
         return {part: rows.score(self.task, names) for part, rows in found.items()}
 
-    def _found(self, state: Tensors, x: Tensor, y: Tensor, rows: Ints | None = None) -> Found:
-        """Return what a model makes of all rows, or of those at ``rows``; on a GPU without waiting for it."""
-        if rows is None:
-            index = torch.arange(len(y), device=y.device)
-        else:
-            index = torch.from_numpy(rows).to(y.device)
-        outputs = torch.cat([each for each, _ in self._inference.outputs(state, x, index)])
-        targets = y[index]
-        return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
-
-    def _row_scores(self, state: Tensors, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Return loss and score of training rows, without keeping the outputs of many rows."""
-        losses = [self.x.new_empty(0)]
-        scores = [self.x.new_empty(0)]
-        for outputs, some in self._inference.outputs(
-            state, self.x, torch.from_numpy(rows).to(self.y.device)
-        ):
-            losses.append(self.task.losses(outputs, self.y[some], "none"))
-            scores.append(self.task.row_scores(outputs, self.y[some]))
-        return torch.cat(losses), torch.cat(scores)
-
     @torch.inference_mode()
     def confusion(self, state: Tensors) -> Ints | None:
         """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
-        if "test" in self._parts and self._classifies:
-            return self._confusion(self._on_test(state))
+        if "test" in self._parts and hasattr(self.task, "confusion"):
+            found = self._parts["test"].found(state)
+            return confusion_of(self.task, found, len(self.fed.data.classes))
         return None
-
-    @property
-    def _classifies(self) -> bool:
-        return hasattr(self.task, "confusion")
-
-    def _confusion(self, found: Found) -> Ints:
-        count: Callable[..., Ints] = getattr(self.task, "confusion")  # noqa: B009 - tasks of other targets have none
-        return count(
-            found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes)
-        )
 
     @torch.inference_mode()
     def threshold(
         self, state: Tensors, metric: ThresholdMetric
     ) -> tuple[Threshold, dict[str, Score]]:
         """Return the threshold that is best on the validation rows, and its scores on validation and test rows."""
-        parts = {}
-        for name, (x, y) in self._parts.items():
-            parts[name] = self._found(state, x, y)
-        found = {}
-        for name, part in parts.items():
-            found[name] = (part.outputs.cpu().numpy(), part.targets.cpu().numpy())
+        found = {name: rows.found(state).arrays() for name, rows in self._parts.items()}
         chosen = choose_threshold(*found["validation"], metric)
         return chosen, {name: chosen.scores(*part) for name, part in found.items()}
 
-    @torch.inference_mode()
-    def backdoor_success(self, state: Tensors, poison: Backdoor) -> float | None:
+    def _backdoor_success(self, state: Tensors, poison: Backdoor) -> float | None:
         """Return the share of the test rows of other classes that are taken for the target; None without such rows."""
         if self._triggered is None:
             rows = poison.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
-            self._triggered = torch.from_numpy(rows).to(self.x)
-        if not len(self._triggered):
+            self._triggered = torch.from_numpy(rows).to(self._train.x)
+        x = self._triggered
+        if not len(x):
             return None
-        index = torch.arange(len(self._triggered), device=self.x.device)
-        found = []
-        for each, _ in self._inference.outputs(state, self._triggered, index):
-            found.append(each)
-        predicted = self.task.predict(torch.cat(found))
-        return float((predicted == poison.target_of(self.fed.data.classes)).double().mean())
-
-    # -- clients' models -----------------------------------------------------------------------------------------------
+        triggered = EvaluatedRows(self._runner, self.task, x, self._train.y)
+        outputs = triggered.outputs(state, torch.arange(len(x), device=x.device))
+        target = poison.target_of(self.fed.data.classes)
+        return float((self.task.predict(outputs) == target).double().mean())
 
     @torch.inference_mode()
     def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
         """Return the mean score of up to 20 clients' models on the test rows; None without clients or test rows."""
-        if "test" not in self._parts or not len(clients):
+        if "test" not in self._parts:
             return None
-        found = [self._on_test(own(int(client))) for client in clients[:OWN_TESTED]]
-        tested = [one.score(self.task, self.metrics) for one in found]
-        result = {}
-        for name in self.names:
-            result[name] = float(np.mean([one[name] for one in tested]))
-        return result
-
-    def _on_test(self, state: Tensors) -> Found:
-        return self._found(state, *self._parts["test"])
+        rows = self._parts["test"]
+        found = [rows.found(own(int(client))) for client in clients[:OWN_TESTED]]
+        return mean_score([one.score(self.task, self.metrics) for one in found], self.names)
 
     @torch.inference_mode()
     def on_own_rows(
@@ -306,157 +310,14 @@ class Evaluator:
 
         ``state`` is the global model; None where clients share nothing, and each has its ``own``.
         """
-        pieces = [split.of(int(client)) for client in clients]
-        if state:
-            common: tuple[Floats, ...] = self._client_scores(state, pieces)
-        else:
-            common = ()
-        return self._own_scores(common, own, clients, pieces)
-
-    def _own_scores(
-        self, common: tuple[Floats, ...], own: OwnModel | None, clients: Ints, pieces: list[Ints]
-    ) -> dict[str, Floats]:
-        """Return the ``own_columns``, given the scores of the global model, if there is any."""
-        if own:
-            scores = (*self._each_own(own, clients, pieces), *common)
-        else:
-            scores = common
-        if self.task.row_metric is None:
-            scores = scores[::2]  # the losses alone
-        return dict(
-            zip(
-                own_columns(own is not None, bool(common), self.task.row_metric),
-                scores,
-                strict=True,
-            )
-        )
-
-    def _client_scores(self, state: Tensors, pieces: list[Ints]) -> tuple[Floats, Floats]:
-        """Return mean loss and score of one model on each client's rows."""
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
-        losses, scores = (values.double().cpu().numpy() for values in self._row_scores(state, rows))
-        return _means(losses, scores, np.array([len(piece) for piece in pieces], dtype=np.int64))
-
-    def _each_own(self, own: OwnModel, clients: Ints, pieces: list[Ints]) -> tuple[Floats, Floats]:
-        """Return mean loss and score of each client's own model on its rows, in stacks where that is faster."""
-        if (self.x.device.type == "cpu" and self._cost.convolutions) or not self._stackable():
-            each = []
-            for client, mine in zip(clients, pieces, strict=True):
-                each.append(self._client_scores(own(int(client)), [mine]))
-            loss, score = np.array(each).reshape(-1, 2).T
-            return loss, score
-        sizes = np.array([len(piece) for piece in pieces])
-        loss = np.full(len(clients), np.nan)
-        score = np.full(len(clients), np.nan)
-        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-        room = max(1, STACKED_BYTES // self._cost.bytes_per_client)
-        for first in range(0, len(order), room):
-            some = order[first : first + room]
-            models = [own(int(client)) for client in clients[some]]
-            loss[some], score[some] = self._in_stack(models, [pieces[i] for i in some])
-        return loss, score
-
-    def _in_stack(self, models: list[Tensors], pieces: list[Ints]) -> Floats:
-        """Return mean loss and score of these models, each on its own rows; those with the most rows come first."""
-        stack = {}
-        for name in models[0]:
-            stack[name] = torch.stack([model[name] for model in models])
-        total = torch.zeros((2, len(models)), dtype=torch.float64, device=self.y.device)
-        for outputs, rows, real in self._inference.stacked_outputs(stack, self.x, pieces):
-            found = (
-                self.task.losses(outputs, self.y[rows], "none"),
-                self.task.row_scores(outputs, self.y[rows]),
-            )
-            for sums, each in zip(total, found, strict=True):
-                sums[: len(rows)] += torch.where(real, each.double(), 0).sum(1)
-        return total.cpu().numpy() / [len(piece) for piece in pieces]
+        return self._train.own_scores(state, own, clients, split)
 
     @property
     def holds_out(self) -> bool:
         """Return whether clients are evaluated, at the end, on rows that they do not train on."""
-        return self.fed.held_out is not None or self._test_split is not None
-
-    @cached_property
-    def _test_split(self) -> Partition | None:
-        """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
-        fed = self.fed
-        if (
-            fed.held_out is not None
-            or not fed.data.silos
-            or not fed.named
-            or fed.test.group is None
-        ):
-            return None
-        groups = [fed.data.groups.index(name) for name in fed.client_names]
-        return Partition.from_lists([np.flatnonzero(fed.test.group == group) for group in groups])
+        return self._final.holds_out
 
     @torch.inference_mode()
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
-        """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
-
-        See ``on_own_rows``; where data comes with its clients, these rows are the client's test rows. Up to 200
-        clients, at even steps, also have all metrics on their own rows, and those of their own models on the test rows.
-        The confusion matrix is the sum over those clients.
-        """
-        clients = np.arange(self.fed.clients)
-        if len(clients) > FINAL_CLIENTS:
-            clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
-        mine, split = self, self.fed.held_out or self.fed.partition
-        if self._test_split is not None:
-            mine, split = copy.copy(self), self._test_split
-            mine.x, mine.y = self._parts["test"]
-        found = mine.on_own_rows(state, own, clients, split)
-        table: list[dict[str, Any]] = [
-            {"client": int(c), "rows": int(self.fed.partition.sizes[c])}
-            | {name: float(of[i]) for name, of in found.items()}
-            for i, c in enumerate(clients)
-        ]
-        if self._classifies:
-            mine._add_majority_rates(table, split)
-        tested = table if len(table) <= FINAL_TESTED else table[:: -(-len(table) // FINAL_TESTED)]
-        names = [name for name in self.task.metric_names if name not in table[0]]
-        matrices = []
-        for entry in tested:
-            rows, used = split.of(entry["client"]), own(entry["client"]) if own else state
-            assert used is not None
-            entry |= mine._metrics_on(used, rows, names)
-            if own and state:
-                entry |= {
-                    f"global_{name}": value
-                    for name, value in mine._metrics_on(state, rows, names).items()
-                }
-            if own and "test" in self._parts:
-                on_test = self._on_test(used)
-                score = on_test.score(self.task, self.metrics)
-                entry |= {f"own_test_{name}": score[name] for name in self.metrics}
-                if self._classifies:
-                    matrices.append(self._confusion(on_test))
-                    entry["own_test_one_class_rate"] = one_class_rate(matrices[-1])
-        return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
-
-    def _add_majority_rates(self, table: list[dict[str, Any]], split: Partition) -> None:
-        """Add the share of each client's most frequent class among the rows on which it is evaluated."""
-        clients = np.array([entry["client"] for entry in table])
-        labels = self.y.cpu().numpy()
-        counts = split.counts(labels, len(self.fed.data.classes), clients)
-        for entry, most, rows in zip(
-            table, counts.max(1).tolist(), counts.sum(1).tolist(), strict=True
-        ):
-            if rows:
-                entry["majority_rate"] = most / rows
-            else:
-                entry["majority_rate"] = float("nan")
-
-    def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
-        """Return these metrics of a model on some training rows, and how often it predicts one class; NaN for none."""
-        if self._classifies:
-            more = ["one_class_rate"]
-        else:
-            more = []
-        if not len(rows):
-            return dict.fromkeys([*names, *more], float("nan"))
-        found = self._found(state, self.x, self.y, rows)
-        metrics = self.task.evaluate(
-            found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names
-        )
-        return metrics | {name: one_class_rate(self._confusion(found)) for name in more}
+        """Return one row for each client with the scores of its final model on its rows; see ``FinalEvaluation``."""
+        return self._final.clients(state, own)

@@ -10,12 +10,72 @@ from torch import Tensor
 from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.config import Settings
 from fedskew.core.streams import Stream
+from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.fleet.clock import transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.label_privacy.agreement import Agreement, Exchange, agree
 from fedskew.sample_schedules.holdings import Holdings
+from fedskew.topology.context import RoundContext
+from fedskew.topology.outcome import RoundOutcome
+from fedskew.topology.run_state import RunState
+
+PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
+
+
+class LabelHolders:
+    """Which client holds how many rows of each label, for a server that schedules samples; known once it is needed."""
+
+    def __init__(self, fed: Federation, context: RoundContext, state: RunState) -> None:
+        self.fed = fed
+        self.context = context
+        self.state = state
+        self.agreement: Agreement | None = None  # the result of the label protocol
+        self._holdings: Holdings | None = None
+
+    def holdings(self) -> Holdings:
+        """Return the label holdings of all clients, for topologies with a sample schedule."""
+        self.find()
+        assert self._holdings
+        return self._holdings
+
+    def find(self, agreed: Agreement | None = None) -> None:
+        """Find the label holdings, if the topology has a sample schedule and they are not known yet.
+
+        With ``secure`` that takes a protocol between all clients and the server; ``agreed`` is its result from a
+        checkpoint, and then it is not run again.
+        """
+        topology = self.context.algorithm.topology(0)
+        if not isinstance(topology, Scheduled) or self._holdings:
+            return
+        self._holdings, self.agreement = label_holdings(
+            self.fed, self.context.trained_on, topology, self.context.settings, agreed
+        )
+        topology.check_labels(self._holdings)
+        participation = self.context.participation
+        if self.agreement and self.state.round == 0:
+            participation.clock = protocol_seconds(self.agreement, participation.fleet)
+
+    def checkpoint(self) -> Tensors:
+        """Return the result of the label protocol, if it was run."""
+        if self.agreement:
+            return {PROTOCOL: packed(self.agreement)}
+        return {}
+
+    def restore(self, flat: Tensors) -> None:
+        """Restore what ``checkpoint`` returned."""
+        if PROTOCOL in flat:
+            self.find(unpacked(flat[PROTOCOL]))
+
+    def with_protocol(self, outcome: RoundOutcome) -> RoundOutcome:
+        """Return the outcome of the first round with the bytes of the label protocol before it."""
+        if not self.agreement:
+            return outcome
+        down, up = protocol_bytes(self.agreement)
+        return replace(
+            outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up
+        )
 
 
 def label_holdings(
@@ -38,11 +98,8 @@ def label_holdings(
     plain = Holdings.of(trained_on, labels, classes)
     if not settings.secure:
         return plain, None
-    counts = []
-    for row in plain.counts:
-        counts.append({int(k): int(row[k]) for k in np.flatnonzero(row)})
     agreed = agreed or agree(
-        counts,
+        _counts_of_clients(plain),
         label_range=classes,
         stream=Stream(settings.seed, "placeholders"),
         weighted=topology.label_access == "shares",
@@ -54,14 +111,21 @@ def label_holdings(
             placeholder[label] = name
     secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
     if agreed.counts is not None:
-        return replace(
-            secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])
-        ), agreed
+        totals = np.array([agreed.counts[name] for name in range(len(agreed.counts))])
+        return replace(secret, totals=totals), agreed
     assert agreed.shares is not None
     shares = np.zeros(secret.counts.shape)
     for client, shares_of in enumerate(agreed.shares):
         shares[client, list(shares_of)] = list(shares_of.values())
     return replace(secret, shares=shares), agreed
+
+
+def _counts_of_clients(holdings: Holdings) -> list[dict[int, int]]:
+    """Return how many rows of each of its labels every client has."""
+    counts = []
+    for row in holdings.counts:
+        counts.append({int(k): int(row[k]) for k in np.flatnonzero(row)})
+    return counts
 
 
 def packed(agreed: Agreement) -> Tensor:
@@ -84,28 +148,34 @@ def unpacked(content: Tensor) -> Agreement:
     True
     """
     plain = json.loads(content.cpu().numpy().tobytes())
-    placeholders, counts, shares, waves = (
-        plain[name] for name in ("placeholders", "counts", "shares", "waves")
-    )
+    counts = plain["counts"]
+    if counts is not None:
+        counts = dict(counts)
+    shares = plain["shares"]
+    if shares is not None:
+        shares = tuple(map(dict, shares))
+    waves = []
+    for wave in plain["waves"]:
+        waves.append(tuple(Exchange(*exchange) for exchange in wave))
     return Agreement(
-        tuple(map(dict, placeholders)),
-        None if counts is None else dict(counts),
-        None if shares is None else tuple(map(dict, shares)),
+        tuple(map(dict, plain["placeholders"])),
+        counts,
+        shares,
         plain["seconds"],
         plain["bytes_sent"],
-        tuple(tuple(Exchange(*exchange) for exchange in wave) for wave in waves),
+        tuple(waves),
     )
 
 
 def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
     """Return the bytes that the label protocol sends down to the clients and up to the server."""
-    exchanges = []
+    down = 0
+    up = 0
     for wave in agreed.waves:
         for exchange in wave:
-            exchanges.append(exchange)
-    return sum(exchange.bytes_down for exchange in exchanges), sum(
-        exchange.bytes_up for exchange in exchanges
-    )
+            down += exchange.bytes_down
+            up += exchange.bytes_up
+    return down, up
 
 
 def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
@@ -117,10 +187,9 @@ def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
     total = 0.0
     for wave in agreed.waves:
         machines = fleet.machines(np.array([exchange.client for exchange in wave]))
-        down, up, work = (
-            np.array([getattr(exchange, name) for exchange in wave])
-            for name in ("bytes_down", "bytes_up", "seconds")
-        )
+        down = np.array([exchange.bytes_down for exchange in wave])
+        up = np.array([exchange.bytes_up for exchange in wave])
+        work = np.array([exchange.seconds for exchange in wave])
         taken = transfer_seconds(machines, down, up) + work
         total += float(taken.max()) + sum(exchange.then for exchange in wave)
     return total

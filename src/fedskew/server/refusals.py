@@ -1,6 +1,5 @@
 """Checks that settings, model, data and method fit together, before training starts."""
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -245,9 +244,7 @@ def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -
     return min(settings.per_round, trained_on.clients)
 
 
-def least_batch(
-    model: nn.Module, trained_on: Partition, batch_size: int, names: Sequence[str] = ()
-) -> int:
+def least_batch(model: nn.Module, trained_on: Partition, batch_size: int, fed: Federation) -> int:
     """Return how many rows a batch must have: 2 where BatchNorm computes a variance."""
     if not has_batch_norm(model):
         return 1
@@ -258,7 +255,7 @@ def least_batch(
     if trained_on.sizes.min() == 1:
         client = int(np.argmin(trained_on.sizes))
         raise FedskewError(
-            f"client {names[client] if names else client} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, "
+            f"client {fed.client_names[client]} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, "
             "fewer clients or norm=group"
         )
     return 2

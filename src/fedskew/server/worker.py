@@ -21,7 +21,9 @@ from fedskew.data.partition import Partition
 from fedskew.data.targets import Targets
 from fedskew.engine.device import pick_device
 from fedskew.engine.job import make_job
-from fedskew.server.server import Server, jobs_of, make_engine
+from fedskew.server.clients import jobs_of
+from fedskew.server.server import Server
+from fedskew.server.setup import make_engine
 from fedskew.tasks.task import Task
 from fedskew.topology.shards import Sharded, ShardTrainer, Work
 from fedskew.transport.group import LEADER, Failure, Group, WorkerLostError

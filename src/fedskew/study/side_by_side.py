@@ -14,7 +14,8 @@ from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Asked, Together
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Advanced, Steps, alone, stopping
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 from fedskew.topology.parallel import Invited, ParallelRounds
 
 Result = TypeVar("Result")
@@ -115,7 +116,7 @@ class _Group:
 def _most(server: Server) -> int:
     """Return how many such servers may be in memory; what their clients keep is most of it."""
     stores = sum(store.row_bytes * server.fed.clients for store in server.stores().values())
-    return max(1, _MEMORY // (stores + size_in_bytes({"": server.state()})))
+    return max(1, _MEMORY // (stores + size_in_bytes({"": server.state.model()})))
 
 
 def fits(server: Server, first: Server | None = None) -> bool:

@@ -21,7 +21,7 @@ from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.folder import ENVIRONMENT, SUMMARY, Row, RunFolder, to_json
 from fedskew.runs.run import Run
 from fedskew.runs.runner import CheckpointInterval, Steps
-from fedskew.server.server import RoundResult
+from fedskew.server.scorer import RoundResult
 from fedskew.study.jobs import Tell, in_processes
 from fedskew.study.member import Member
 from fedskew.study.overview import overview

@@ -21,7 +21,8 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.network import Network
-from fedskew.server.server import RoundResult, Server
+from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 from fedskew.testing.check_report import HOOKS, PARTS, ContractError, NotApplicableError
 from fedskew.topology.scheduled_rounds import ScheduledRounds
 
@@ -104,7 +105,7 @@ class Trained:
     def client_states(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """Return what clients keep; ``numbers`` maps the clients to include to the numbers to name them by."""
         found: Tensors = {}
-        for store in filter(None, (self.server.store, self.server.personal)):
+        for store in self.server.stores().values():
             for client, called in (numbers or self._all_clients()).items():
                 for part, tensors in store.get(np.array([client])).items():
                     for name, value in tensors.items():

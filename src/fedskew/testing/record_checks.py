@@ -1,7 +1,6 @@
 """Checks of checkpoints, of counted bytes, and of rounds with a client that sends NaN."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree
 from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
-from fedskew.server.server import RoundResult
+from fedskew.server.scorer import RoundResult
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.lab import (
     ADAM,
@@ -110,7 +109,7 @@ def _statistics_bytes(trained: Trained, result: RoundResult) -> int:
     """Return the bytes for common BatchNorm statistics: mean, variance and both gradients, 8 bytes per channel."""
     channels = sum(
         value.numel()
-        for name, value in trained.server.buffers.items()
+        for name, value in trained.server.state.buffers.items()
         if name.endswith("running_mean")
     )
     steps = []
@@ -160,8 +159,8 @@ def _bytes_per_client(lab: Lab, scene: Scene) -> tuple[int, int]:
 
     server = lab.run(1, scene, Loop(), None, watched(lab.fresh(), around)).server
     unsent = server.job.unsent
-    up = _bytes_of(trees["payload"], unsent) + _bytes_of({"buffers": server.buffers}, unsent)
-    return up, _bytes_of({"model": server.state()}, server.job.local_names) + _bytes_of(
+    up = _bytes_of(trees["payload"], unsent) + _bytes_of({"buffers": server.state.buffers}, unsent)
+    return up, _bytes_of({"model": server.state.model()}, server.job.local_names) + _bytes_of(
         trees["broadcast"], frozenset()
     )
 
@@ -216,9 +215,8 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
 
 def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
     server = lab.server(scene, engine, per_round=None)
-    x = server.job.x.clone()
+    x = server.job.x  # the server's copy in float64; data with NaN would be refused
     x[torch.from_numpy(server.trained_on.of(POISONED)).to(x.device)] = torch.nan
-    server.job = replace(server.job, x=x)
     return Trained(server, [server.advance() for _ in range(2)])
 
 

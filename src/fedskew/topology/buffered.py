@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedskew.algorithms.topologies import Buffered
 from fedskew.core.trees import Tensors
 from fedskew.engine.job import Updates
 from fedskew.engine.plan import Plan
 from fedskew.topology.collector import Arrived, UpdateCollector
-from fedskew.topology.outcome import RoundOutcome, RoundServer
-from fedskew.topology.parallel import ParallelRounds
+from fedskew.topology.context import RoundClients, RoundContext
+from fedskew.topology.outcome import RoundOutcome
+from fedskew.topology.parallel import Observe, ParallelRounds
 from fedskew.topology.participation import Assignment
-from fedskew.topology.pending import PendingClients, each, joined
+from fedskew.topology.pending import PendingClient, PendingClients, each, joined
+from fedskew.topology.run_state import RunState
 
 
 class BufferedRounds(ParallelRounds):
@@ -20,77 +21,96 @@ class BufferedRounds(ParallelRounds):
 
     extra_columns = ("staleness",)
 
-    def __init__(self, server: RoundServer, topology: Buffered) -> None:
-        super().__init__(server)
-        self.buffer_size = min(topology.buffer_size, server.per_round)
-        self.pending = PendingClients(server.participation, server.per_round)
+    def __init__(
+        self,
+        context: RoundContext,
+        state: RunState,
+        clients: RoundClients,
+        observe: Observe,
+        buffer_size: int,
+    ) -> None:
+        super().__init__(context, state, clients, observe)
+        self.buffer_size = min(buffer_size, context.per_round)
+        self.pending = PendingClients(context.participation, context.per_round)
 
-    def state(self) -> Tensors:
+    def checkpoint(self) -> Tensors:
         """Return the clients that are still training, with their updates."""
         return self.pending.state()
 
-    def restore(self, state: Tensors) -> None:
-        """Restore what ``state`` returned."""
-        no_clients = np.zeros(0, dtype=np.int64)
-        server = self.server
-        plan = Plan(server.settings.seed, 0, *(no_clients,) * 4, server.least)
-        self.pending.restore(state, plan, server.job.x.device)
+    def restore(self, saved: Tensors) -> None:
+        """Restore what ``checkpoint`` returned."""
+        context = self.context
+        nobody = np.zeros(0, dtype=np.int64)
+        plan = Plan(context.settings.seed, 0, nobody, nobody, nobody, nobody, context.least)
+        self.pending.restore(saved, plan, context.job.x.device)
 
     def run(self, lr: float) -> RoundOutcome:
         """Collect updates until the buffer is full, while other clients go on training, and aggregate them."""
-        collector = self._collector()
-        return self._aggregate(collector, *self._collect(lr, collector))
-
-    def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
-        """Return the updates that arrived before the buffer was full, added to the collector."""
-        server = self.server
-        participation = self.server.participation
-        began = participation.clock
+        began = self.context.participation.clock
         arrived, assignments = self.pending.collect(
             self.buffer_size, lambda turn, count, busy: self._invite(lr, turn, count, busy)
         )
-        everyone = [*arrived, *self.pending.clients]
+        everyone = self._trained([*arrived, *self.pending.clients], lr)
+        self.pending.clients = everyone[len(arrived) :]
+        arrived = everyone[: len(arrived)]
+        collector = self._collector()
+        stacks = self._add(collector, arrived)
+        return self._aggregate(collector, self._assignment(began, arrived, assignments), stacks)
+
+    def _trained(self, everyone: list[PendingClient], lr: float) -> list[PendingClient]:
+        """Return the clients with their updates, which those compute now that were invited in this round."""
         fresh = []
         for client in everyone:
             if client.answers and not client.update:
                 fresh.append(client.plan)
-        answers: dict[int, Updates] = {}
-        if fresh:  # all of them start from the current weights, so they can train together
-            plan = Plan.together(fresh)
-            for updates in server.engine.train(server.job, server.start(plan, lr), plan):
-                answers |= {int(one.report.clients[0]): one for one in each(updates)}
-        asked = set()
-        for one in fresh:
-            for number in one.clients:
-                asked.add(int(number))
+        answers = self._answers(fresh, lr)
+        asked = {int(number) for plan in fresh for number in plan.clients}
         done = []
         for client in everyone:
-            done.append(
-                replace(client, update=answers[client.number])
-                if client.number in answers
-                else client.dropped()
-                if client.number in asked
-                else client
-            )
-        self.pending.clients, arrived = done[len(arrived) :], done[: len(arrived)]
+            if client.number in answers:
+                done.append(replace(client, update=answers[client.number]))
+            elif client.number in asked:
+                done.append(client.dropped())
+            else:
+                done.append(client)
+        return done
+
+    def _answers(self, plans: list[Plan], lr: float) -> dict[int, Updates]:
+        """Return the updates of these clients: all start from the current weights, so they can train together."""
+        answers: dict[int, Updates] = {}
+        if not plans:
+            return answers
+        plan = Plan.together(plans)
+        for updates in self.context.engine.train(self.context.job, self._start(plan, lr), plan):
+            for one in each(updates):
+                answers[int(one.report.clients[0])] = one
+        return answers
+
+    def _add(self, collector: UpdateCollector, arrived: list[PendingClient]) -> list[Arrived]:
+        """Add the updates that arrived, and report how old the weights are from which each was trained."""
         stacks = []
         for client in arrived:
-            if client.update:
-                staleness = {"staleness": np.array([float(server.round - client.plan.round)])}
-                report = replace(
-                    client.update.report, numbers={**client.update.report.numbers, **staleness}
-                )
-                stacks.append(collector.add(replace(client.update, report=report)))
-        plan = Plan.together([client.plan for client in arrived])
-        down, up = (
-            np.concatenate([getattr(client, name) for client in arrived])
-            for name in ("bytes_down", "bytes_up")
-        )
-        others = (
+            if not client.update:
+                continue
+            report = client.update.report
+            staleness = np.array([float(self.state.round - client.plan.round)])
+            report = replace(report, numbers={**report.numbers, "staleness": staleness})
+            stacks.append(collector.add(replace(client.update, report=report)))
+        return stacks
+
+    def _assignment(
+        self, began: float, arrived: list[PendingClient], assignments: list[Assignment]
+    ) -> Assignment:
+        """Return the clients that are done as if they had been invited together."""
+        return Assignment(
+            Plan.together([client.plan for client in arrived]),
+            joined([client.outcome for client in arrived]),
+            began,
+            began,
+            self.context.participation.clock,
+            np.concatenate([client.bytes_down for client in arrived]),
+            np.concatenate([client.bytes_up for client in arrived]),
+            None,
             sum(one.others_down for one in assignments),
             sum(one.others_up for one in assignments),
         )
-        outcome = joined([client.outcome for client in arrived])
-        return Assignment(
-            plan, outcome, began, began, participation.clock, down, up, None, *others
-        ), stacks

@@ -1,19 +1,9 @@
-"""What every topology returns for a round, and the interface of the server that topologies use."""
+"""What every topology returns for a round."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.core.config import Settings
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree
-from fedskew.data.partition import Partition
-from fedskew.engine.job import Engine, Job, Start, Updates
-from fedskew.engine.plan import Plan
-from fedskew.sample_schedules.holdings import Holdings
 from fedskew.topology.client_table import ClientTable, Row
-from fedskew.topology.collector import Arrived
-from fedskew.topology.participation import Participation
 
 
 @dataclass(frozen=True)
@@ -41,54 +31,3 @@ class RoundOutcome:
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: Row = field(default_factory=dict)
-
-
-class RoundServer(Protocol):
-    """The server's interface for topologies: the state of the run, and the methods that change it."""
-
-    algorithm: Algorithm
-    settings: Settings
-    engine: Engine
-    job: Job
-    participation: Participation
-    trained_on: Partition
-    params: Tensors
-    buffers: Tensors
-    server_state: Tree
-    fresh_client: Tree  # what a client keeps before its first round
-    round: int
-    per_round: int
-    least: int
-    weights: Weights
-    total_weight: float
-    # Parts of the client state whose mean over all clients is part of the server state
-    mirrored: frozenset[str]
-
-    @property
-    def holdings(self) -> Holdings:
-        """Return the label holdings of all clients, for topologies with a sample schedule."""
-        ...
-
-    def state(self) -> Tensors:
-        """Return weights and buffers of the global model."""
-        ...
-
-    def shared(self) -> Tensors:
-        """Return the weights that clients send."""
-        ...
-
-    def start(self, plan: Plan, lr: float) -> Start:
-        """Return the state from which the clients of a plan start."""
-        ...
-
-    def keep(self, arrived: Arrived, counted: Ints) -> None:
-        """Store what clients keep between rounds."""
-        ...
-
-    def observe(self, updates: Updates) -> None:
-        """Record the models of clients right after local training, if the settings require it."""
-        ...
-
-    def train_personal(self, start: Start, plan: Plan) -> None:
-        """Train the clients' own models, if the method has any."""
-        ...

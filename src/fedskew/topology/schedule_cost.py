@@ -4,11 +4,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedskew.algorithms.topologies import LabelAccess
 from fedskew.core.streams import Floats, Ints
 from fedskew.fleet.clock import Flags
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
+from fedskew.topology.participation import NUMBER
 
 NO_SAMPLES = SampleSchedule(*(np.zeros(0, dtype=np.int64),) * 4)  # if all clients drop out
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """The size of the model alone, and of the model with what travels from client to client with it."""
+
+    model: int
+    travels: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ def with_several_clients(schedule: SampleSchedule) -> SampleSchedule:
     first = np.concatenate([[0], schedule.ends[:-1]]).astype(np.int64)
     if not len(schedule.ends):
         return schedule
-    least, most = (reduce.reduceat(schedule.clients, first) for reduce in (np.minimum, np.maximum))
+    least = np.minimum.reduceat(schedule.clients, first)
+    most = np.maximum.reduceat(schedule.clients, first)
     return _only(schedule, least < most)
 
 
@@ -96,11 +107,17 @@ def before(deadline: float | None, clock: Floats) -> int:
 
 def first_samples(schedule: SampleSchedule, samples: int) -> SampleSchedule:
     """Return the schedule with only its first samples."""
-    ends, visits = (values[values <= samples] for values in (schedule.ends, schedule.visits))
     return replace(
         schedule,
         rows=schedule.rows[:samples],
         clients=schedule.clients[:samples],
-        ends=ends,
-        visits=visits,
+        ends=schedule.ends[schedule.ends <= samples],
+        visits=schedule.visits[schedule.visits <= samples],
     )
+
+
+def request_bytes(access: LabelAccess) -> int:
+    """Return the size of a request for one sample, which names a label if the server schedules by them."""
+    if access == "none":
+        return 0
+    return NUMBER

@@ -6,18 +6,18 @@ import numpy as np
 
 from fedskew.algorithms.topologies import LabelAccess
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tree, size_in_bytes
 from fedskew.fleet.clock import computing_seconds, transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
-from fedskew.topology.outcome import RoundServer
-from fedskew.topology.participation import NUMBER
+from fedskew.topology.context import RoundContext
 from fedskew.topology.schedule_cost import (
+    ModelBytes,
     ScheduleCost,
     VisitBytes,
     before,
     first_samples,
     per_client,
+    request_bytes,
     with_rows,
 )
 
@@ -25,29 +25,25 @@ from fedskew.topology.schedule_cost import (
 class SequentialSteps:
     """The steps and the cost of a sequential round."""
 
-    def prepare(self, schedule: SampleSchedule, server: RoundServer) -> SampleSchedule:
+    def prepare(self, schedule: SampleSchedule, context: RoundContext) -> SampleSchedule:
         """Return the schedule without steps of too few rows."""
-        return with_rows(schedule, server.least)
+        return with_rows(schedule, context.least)
 
     def cost(
         self,
         schedule: SampleSchedule,
-        server: RoundServer,
+        context: RoundContext,
         access: LabelAccess,
         present: Ints,
-        state: Tree,
+        sizes: ModelBytes,
     ) -> ScheduleCost:
         """Return the cost of passing the model on, and at the end to all clients if the server schedules by label."""
-        fleet = server.participation.fleet
-        model = size_in_bytes({"model": server.state()})
-        travels = model + (
-            size_in_bytes(state) if "optimizer_state" in server.algorithm.requires else 0
-        )
-        load = VisitBytes(travels, travels, 0 if access == "none" else NUMBER)
-        cost = sequential_cost(schedule, server.trained_on.clients, fleet, load)
+        fleet = context.participation.fleet
+        load = VisitBytes(sizes.travels, sizes.travels, request_bytes(access))
+        cost = sequential_cost(schedule, context.trained_on.clients, fleet, load)
         if access == "none":
             return cost
-        return with_broadcast(cost, present, fleet, model)
+        return with_broadcast(cost, present, fleet, sizes.model)
 
 
 def sequential_cost(
@@ -63,7 +59,10 @@ def sequential_cost(
     idle_seconds = transfer_seconds(fleet.machines(schedule.idle), load.down, load.up)
     waits = idle_seconds.sum()
     kept = before(fleet.deadline, waits + np.cumsum(taken))
-    schedule = first_samples(schedule, int(schedule.visits[kept - 1]) if kept else 0)
+    samples_kept = 0
+    if kept:
+        samples_kept = int(schedule.visits[kept - 1])
+    schedule = first_samples(schedule, samples_kept)
     at = at[:kept]
     taken = taken[:kept]
     computing = computing[:kept]
@@ -72,9 +71,8 @@ def sequential_cost(
         duration = float(waits + taken.sum())
     else:
         duration = float(fleet.deadline or 0.0)
-    visits, requested = (
-        np.bincount(some, minlength=clients) for some in (visited, schedule.clients)
-    )
+    visits = np.bincount(visited, minlength=clients)
+    requested = np.bincount(schedule.clients, minlength=clients)
     return ScheduleCost(
         schedule,
         duration,

@@ -5,18 +5,18 @@ import numpy as np
 from fedskew.algorithms.topologies import LabelAccess
 from fedskew.batchnorm.exact import step_bytes
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tree
 from fedskew.fleet.clock import computing_seconds, transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
-from fedskew.topology.outcome import RoundServer
-from fedskew.topology.participation import NUMBER
+from fedskew.topology.context import RoundContext
 from fedskew.topology.schedule_cost import (
+    ModelBytes,
     ScheduleCost,
     VisitBytes,
     before,
     first_samples,
     per_client,
+    request_bytes,
     with_rows,
     with_several_clients,
 )
@@ -25,28 +25,29 @@ from fedskew.topology.schedule_cost import (
 class SynchronousSteps:
     """The steps and the cost of a synchronous round."""
 
-    def prepare(self, schedule: SampleSchedule, server: RoundServer) -> SampleSchedule:
+    def prepare(self, schedule: SampleSchedule, context: RoundContext) -> SampleSchedule:
         """Return the schedule without steps of too few rows; with secure sums also without those of a single client."""
-        schedule = with_rows(schedule, server.least)
-        if server.settings.secure:
+        schedule = with_rows(schedule, context.least)
+        if context.settings.secure:
             return with_several_clients(schedule)
         return schedule
 
     def cost(
         self,
         schedule: SampleSchedule,
-        server: RoundServer,
+        context: RoundContext,
         access: LabelAccess,
         present: Ints,
-        state: Tree,
+        sizes: ModelBytes,
     ) -> ScheduleCost:
         """Return the cost of exchanging weights and gradients at every step."""
-        clients = server.trained_on.clients
-        up, down = step_bytes(
-            server.job.model, server.job.x.dtype, clients if server.settings.secure else None
-        )
-        load = VisitBytes(down, up, 0 if access == "none" else NUMBER)
-        return synchronous_cost(schedule, clients, server.participation.fleet, load)
+        clients = context.trained_on.clients
+        masked = None
+        if context.settings.secure:
+            masked = clients
+        up, down = step_bytes(context.job.model, context.job.x.dtype, masked)
+        load = VisitBytes(down, up, request_bytes(access))
+        return synchronous_cost(schedule, clients, context.participation.fleet, load)
 
 
 def synchronous_cost(
@@ -64,7 +65,10 @@ def synchronous_cost(
     else:
         slowest = np.zeros(0)
     kept = before(fleet.deadline, np.cumsum(slowest))
-    schedule = first_samples(schedule, int(schedule.ends[kept - 1]) if kept else 0)
+    samples_kept = 0
+    if kept:
+        samples_kept = int(schedule.ends[kept - 1])
+    schedule = first_samples(schedule, samples_kept)
     there = step < kept
     client = client[there]
     taken = taken[there]
@@ -73,9 +77,8 @@ def synchronous_cost(
         duration = float(slowest.sum())
     else:
         duration = float(fleet.deadline or 0.0)
-    visits, requested = (
-        np.bincount(some, minlength=clients) for some in (client, schedule.clients)
-    )
+    visits = np.bincount(client, minlength=clients)
+    requested = np.bincount(schedule.clients, minlength=clients)
     return ScheduleCost(
         schedule,
         duration,

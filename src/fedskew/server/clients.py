@@ -1,0 +1,187 @@
+"""The clients of a run: what a server asks of them, and the clients of a simulation, whose rows are here."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree, rows_of
+from fedskew.data.federation import Federation
+from fedskew.engine.job import LOCAL, STATE, Job, Start, fresh_client
+from fedskew.engine.plan import Plan
+from fedskew.models.layout import layout
+from fedskew.models.parameters import trainable
+from fedskew.server.calibration import statistics_of
+from fedskew.server.client_store import ClientStore, home_of
+from fedskew.server.evaluation import Evaluation, Evaluator
+from fedskew.topology.collector import Arrived, valid_clients
+from fedskew.topology.context import RoundClients, RoundContext
+from fedskew.topology.run_state import RunState, group_of
+
+# Names of what clients keep, and of the models they train for themselves
+OWN, PERSONAL = "own", "personal"
+AWAY = "away"  # under which a checkpoint names what clients on machines of their own keep there
+STORE = "store"  # under which it names what clients keep here
+
+
+class Clients(RoundClients, Protocol):
+    """The clients of a run, in this process or on machines of their own."""
+
+    def model(self, client: int) -> Tensors:
+        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
+        ...
+
+    def statistics(self) -> Tree:
+        """Return the class statistics of all clients, for a method that calibrates."""
+        ...
+
+    def evaluator(self) -> Evaluation:
+        """Return what evaluates models on the rows of clients."""
+        ...
+
+    def stores(self) -> dict[str, ClientStore]:
+        """Return what clients keep, by name; empty where they keep nothing, or keep it themselves."""
+        ...
+
+    def checkpoint(self) -> Tensors:
+        """Return what stands in a checkpoint for clients, beside the stores."""
+        ...
+
+    def restore(self, flat: Tensors) -> None:
+        """Restore stores and what ``checkpoint`` returned; without stores, all clients have their initial state."""
+        ...
+
+
+# Makes the clients of a run, once its model and its method are known
+MakeClients: TypeAlias = Callable[[Federation, RoundContext, RunState], Clients]
+
+
+class LocalClients:
+    """The clients of a simulation: their rows, and what they keep, are in this process."""
+
+    def __init__(self, fed: Federation, context: RoundContext, state: RunState) -> None:
+        self.fed = fed
+        self.context = context
+        self.state = state
+        self.store = self._store(context.fresh_client)
+        self.personal: ClientStore | None = None
+        own_job = jobs_of(context.job)[1:]
+        if own_job:
+            self.personal = self._store(fresh_client(*own_job))
+
+    def _store(self, fresh: Tree) -> ClientStore:
+        return ClientStore(fresh, home_of(fresh, self.context.trained_on.clients))
+
+    def kept(self, clients: Ints) -> Tree:
+        """Return what these clients kept, stacked."""
+        return self.store.get(clients)
+
+    def keep(self, arrived: Arrived, counted: Ints) -> None:
+        """Store what clients keep; excluded clients keep their old values of what the server holds the mean of."""
+        excluded = ~np.isin(arrived.valid, counted)
+        if not self.context.mirrored or not excluded.any():
+            self.store.put(arrived.valid, arrived.kept)
+            return
+        old = self.store.get(arrived.valid[excluded])
+        index = torch.from_numpy(np.flatnonzero(excluded))
+        kept = dict(arrived.kept)
+        for name in self.context.mirrored:
+            part = STATE + name
+            if part in kept:
+                kept[part] = _with_rows(kept[part], index, old[part])
+        self.store.put(arrived.valid, kept)
+
+    def train_personal(self, start: Start, plan: Plan) -> None:
+        """Train the clients' own models, if the method has any."""
+        if not self.personal:
+            return
+        context = self.context
+        _, job = jobs_of(context.job)
+        shared = self.state.shared(context.job.unsent)
+        own = replace(start, server={"weights": shared}, kept=self.personal.get(plan.clients))
+        for updates in context.engine.train(job, own, plan):
+            valid = np.flatnonzero(valid_clients(updates))
+            kept = rows_of(updates.kept, torch.from_numpy(valid))
+            self.personal.put(updates.report.clients[valid], kept)
+
+    def model(self, client: int) -> Tensors:
+        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
+        store = self.personal or self.store
+        own = store.get(np.array([client])).get(LOCAL, {})
+        return {**self.state.model(), **{name: value[0] for name, value in own.items()}}
+
+    def statistics(self) -> Tree:
+        """Return the class statistics of all clients."""
+        return statistics_of(self.context.job, self._models_of_rows())
+
+    def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
+        """Yield the rows of clients with the model they use: all at once, unless parts of it stay with clients."""
+        trained_on = self.context.trained_on
+        if not self.context.job.local_names:
+            yield self.state.model(), trained_on.rows
+            return
+        for client in range(trained_on.clients):
+            yield self.model(client), trained_on.of(client)
+
+    def evaluator(self) -> Evaluator:
+        """Return what evaluates models."""
+        settings = self.context.settings
+        job = self.context.job
+        # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
+        model = copy.deepcopy(job.model)
+        return Evaluator(
+            self.fed,
+            model,
+            job,
+            settings.eval_rows,
+            settings.seed,
+            settings.metrics,
+            settings.metric,
+        )
+
+    def stores(self) -> dict[str, ClientStore]:
+        """Return what clients keep, by name; empty where they keep nothing."""
+        result = {}
+        if self.store:
+            result[OWN] = self.store
+        if self.personal:
+            result[PERSONAL] = self.personal
+        return result
+
+    def checkpoint(self) -> Tensors:
+        """Return nothing: all is in the stores."""
+        return {}
+
+    def restore(self, flat: Tensors) -> None:
+        """Restore the stores; without them, all clients have their initial state."""
+        for part, store in self.stores().items():
+            store.restore(group_of(flat, f"{STORE}/{part}"))
+
+
+def _with_rows(tensors: Tensors, index: torch.Tensor, rows: Tensors) -> Tensors:
+    """Return tensors with other rows at an index."""
+    result: Tensors = {}
+    for name, value in tensors.items():
+        result[name] = value.index_copy(0, index.to(value.device), rows[name])
+    return result
+
+
+def jobs_of(job: Job) -> list[Job]:
+    """Return the job of a run and, if the method has one, that of models that clients train for themselves."""
+    method = job.algorithm.personal_method
+    if method is None:
+        return [job]
+    everything = frozenset({*trainable(job.model), *layout(job.model).buffers})
+    return [job, replace(job, algorithm=method, local_names=everything, frozen_names=frozenset())]
+
+
+def models_away(client: str) -> FedskewError:
+    """Return the error for a model that is on the machine of its client."""
+    return FedskewError(
+        f"the model of {client} stays with the client, on its own machine: only the global one is here"
+    )

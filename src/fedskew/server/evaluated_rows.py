@@ -1,0 +1,201 @@
+"""Rows on which models are evaluated, and what models make of them: outputs, losses and scores of each row."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors
+from fedskew.data.partition import Partition
+from fedskew.engine.cost import measure_cost
+from fedskew.engine.inference import Inference
+from fedskew.engine.stacked import can_be_stacked
+from fedskew.tasks.task import Task
+
+STACKED_BYTES = 256 << 20  # of clients' own models that are evaluated together
+
+OwnModel: TypeAlias = Callable[[int], Tensors]
+Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
+
+
+class Found(NamedTuple):
+    """What a model makes of some rows, on the device: the output and the loss of each, and the targets."""
+
+    outputs: Tensor
+    losses: Tensor
+    targets: Tensor
+
+    def arrays(self) -> tuple[Any, Any]:
+        """Return outputs and targets on the host."""
+        return self.outputs.cpu().numpy(), self.targets.cpu().numpy()
+
+    def score(self, task: Task, names: Iterable[str]) -> Score:
+        """Return the mean loss and these metrics over the rows."""
+        metrics = task.evaluate(*self.arrays(), names)
+        return {"loss": float(self.losses.double().mean()), **metrics}
+
+
+def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, ...]:
+    """Return the columns for a client's own rows: of the model it uses, then of the global one if that differs."""
+    names: tuple[str, ...] = ("loss",)
+    if metric:
+        names = ("loss", metric)
+    if personal and common:
+        return (*names, *(f"global_{name}" for name in names))
+    return names
+
+
+class ModelRunner:
+    """Runs models of one architecture on rows, one by one or many in a stack."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.inference = Inference(model, x)
+        self._model = model
+        self._x = x
+        self._cost = measure_cost(model, x, 1)
+
+    @property
+    def stacks(self) -> bool:
+        """Return whether many models run faster in a stack."""
+        if self._x.device.type == "cpu" and self._cost.convolutions:
+            return False
+        return can_be_stacked(self._model, self._x)
+
+    @property
+    def room(self) -> int:
+        """Return how many models one stack may have."""
+        return max(1, STACKED_BYTES // self._cost.bytes_per_client)
+
+
+class EvaluatedRows:
+    """Rows and their targets on the device, with the scores that models have on them."""
+
+    def __init__(self, runner: ModelRunner, task: Task, x: Tensor, y: Tensor) -> None:
+        self.runner = runner
+        self.task = task
+        self.x = x
+        self.y = y
+
+    def found(self, state: Tensors, rows: Ints | None = None) -> Found:
+        """Return what a model makes of all rows, or of those at ``rows``; on a GPU without waiting for it."""
+        if rows is None:
+            index = torch.arange(len(self.y), device=self.y.device)
+        else:
+            index = torch.from_numpy(rows).to(self.y.device)
+        outputs = self.outputs(state, index)
+        targets = self.y[index]
+        return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
+
+    def outputs(self, state: Tensors, index: Tensor) -> Tensor:
+        """Return the outputs of a model for the rows at an index."""
+        found = []
+        for outputs, _ in self.runner.inference.outputs(state, self.x, index):
+            found.append(outputs)
+        return torch.cat(found)
+
+    def row_scores(self, state: Tensors, rows: Ints) -> tuple[Floats, Floats]:
+        """Return loss and score of each of these rows, without keeping the outputs of many rows."""
+        losses = [self.x.new_empty(0)]
+        scores = [self.x.new_empty(0)]
+        index = torch.from_numpy(rows).to(self.y.device)
+        for outputs, some in self.runner.inference.outputs(state, self.x, index):
+            losses.append(self.task.losses(outputs, self.y[some], "none"))
+            scores.append(self.task.row_scores(outputs, self.y[some]))
+        return on_host(torch.cat(losses)), on_host(torch.cat(scores))
+
+    def of_clients(self, state: Tensors, pieces: Sequence[Ints]) -> tuple[Floats, Floats]:
+        """Return mean loss and score of one model on each client's rows."""
+        losses, scores = self.row_scores(state, joined(pieces))
+        return means_of(losses, scores, sizes_of(pieces))
+
+    def of_own_models(
+        self, own: OwnModel, clients: Ints, pieces: Sequence[Ints]
+    ) -> tuple[Floats, Floats]:
+        """Return mean loss and score of each client's own model on its rows, in stacks where that is faster."""
+        if not self.runner.stacks:
+            each = []
+            for client, mine in zip(clients, pieces, strict=True):
+                each.append(self.of_clients(own(int(client)), [mine]))
+            loss, score = np.array(each).reshape(-1, 2).T
+            return loss, score
+        sizes = sizes_of(pieces)
+        loss = np.full(len(clients), np.nan)
+        score = np.full(len(clients), np.nan)
+        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+        room = self.runner.room
+        for first in range(0, len(order), room):
+            some = order[first : first + room]
+            models = [own(int(client)) for client in clients[some]]
+            loss[some], score[some] = self._in_stack(models, [pieces[i] for i in some])
+        return loss, score
+
+    def own_scores(
+        self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
+    ) -> dict[str, Floats]:
+        """Return the ``own_columns``: scores of the model that each client uses, on its rows in ``split``.
+
+        ``state`` is the global model; None where clients share nothing, and each has its ``own``.
+        """
+        pieces = [split.of(int(client)) for client in clients]
+        common: tuple[Floats, ...] = ()
+        if state:
+            common = self.of_clients(state, pieces)
+        return self.with_own(common, own, clients, pieces)
+
+    def with_own(
+        self,
+        common: tuple[Floats, ...],
+        own: OwnModel | None,
+        clients: Ints,
+        pieces: Sequence[Ints],
+    ) -> dict[str, Floats]:
+        """Return the ``own_columns``, given the scores of the global model on these pieces, if there is any."""
+        scores = common
+        if own:
+            scores = (*self.of_own_models(own, clients, pieces), *common)
+        if self.task.row_metric is None:
+            scores = scores[::2]  # the losses alone
+        names = own_columns(own is not None, bool(common), self.task.row_metric)
+        return dict(zip(names, scores, strict=True))
+
+    def _in_stack(self, models: Sequence[Tensors], pieces: list[Ints]) -> Floats:
+        """Return mean loss and score of these models, each on its own rows; those with the most rows come first."""
+        stack = {}
+        for name in models[0]:
+            stack[name] = torch.stack([model[name] for model in models])
+        total = torch.zeros((2, len(models)), dtype=torch.float64, device=self.y.device)
+        for outputs, rows, real in self.runner.inference.stacked_outputs(stack, self.x, pieces):
+            losses = self.task.losses(outputs, self.y[rows], "none")
+            scores = self.task.row_scores(outputs, self.y[rows])
+            total[0][: len(rows)] += torch.where(real, losses.double(), 0).sum(1)
+            total[1][: len(rows)] += torch.where(real, scores.double(), 0).sum(1)
+        return total.cpu().numpy() / sizes_of(pieces)
+
+
+def on_host(values: Tensor) -> Floats:
+    """Return numbers as float64 on the host."""
+    array: Floats = values.double().cpu().numpy()
+    return array
+
+
+def joined(pieces: Sequence[Ints]) -> Ints:
+    """Return the rows of all clients, one client after the other."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+
+
+def sizes_of(pieces: Sequence[Ints]) -> Ints:
+    """Return how many rows each client has."""
+    return np.array([len(piece) for piece in pieces], dtype=np.int64)
+
+
+def means_of(losses: Floats, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
+    """Return mean loss and score of each client from those of its rows; NaN for a client without rows."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    count = len(sizes)
+    with np.errstate(invalid="ignore"):
+        loss = np.bincount(owner, weights=losses, minlength=count) / sizes
+        score = np.bincount(owner, weights=scores, minlength=count) / sizes
+    return loss, score

@@ -1,0 +1,205 @@
+"""The evaluation after the last round: one row for each client, with the scores of the model that it uses."""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedskew.core.streams import Ints, Stream
+from fedskew.core.trees import Tensors
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.server.evaluated_rows import EvaluatedRows, Found, OwnModel, Score, own_columns
+from fedskew.tasks.task import Task
+
+FINAL_TESTED = 200  # clients whose own models are evaluated on the whole test set
+FINAL_CLIENTS = 10_000  # clients evaluated on their own rows
+RATES = ("majority_rate", "one_class_rate")  # columns of shares of rows, where targets are classes
+
+
+class FinalClients(NamedTuple):
+    """The clients at the end: one row for each, and the sum of their own models' confusion matrices on test rows."""
+
+    table: list[dict[str, Any]]
+    confusion: Ints | None
+
+
+def one_class_rate(confusion: Ints) -> float:
+    """Return the largest share of the rows for which one and the same class is predicted; NaN without rows.
+
+    >>> one_class_rate(np.array([[6, 0], [3, 1]]))
+    0.9
+    """
+    if confusion.any():
+        return float(confusion.sum(0).max() / confusion.sum())
+    return float("nan")
+
+
+def confusion_of(task: Task, found: Found, classes: int) -> Ints:
+    """Return how many rows of each class (down) were predicted as each (across), for a task that has such a count."""
+    count: Callable[..., Ints] = getattr(task, "confusion")  # noqa: B009 - tasks of other targets have none
+    return count(*found.arrays(), classes)
+
+
+def total_confusion(matrices: list[Ints]) -> Ints | None:
+    """Return the sum of confusion matrices; None if there are none."""
+    if not matrices:
+        return None
+    return sum(matrices[1:], matrices[0])
+
+
+def final_columns(
+    task: Task, metrics: Iterable[str], personal: bool, common: bool, tested: bool
+) -> tuple[str, ...]:
+    """Return the columns of a client in the last table, after its number and its rows; see ``FinalEvaluation``.
+
+    ``tested`` says that clients' own models are also evaluated on test rows, by these ``metrics``.
+    """
+    own = own_columns(personal, common, task.row_metric)
+    more = [name for name in task.metric_names if name not in own]
+    majority: list[str] = []
+    one_class: list[str] = []
+    if hasattr(task, "confusion"):
+        majority.append(RATES[0])
+        one_class.append(RATES[1])
+    more += one_class
+    columns = [*own, *majority, *more]
+    if personal and common:
+        columns += [f"global_{name}" for name in more]
+    if personal and tested:
+        columns += [f"own_test_{name}" for name in (*metrics, *one_class)]
+    return tuple(columns)
+
+
+class FinalEvaluation:
+    """Evaluates the models that clients use at the end, each on the rows of its client.
+
+    Where data comes with its clients, these are the client's test rows. Up to 200 clients, at even steps, also have all
+    metrics on their own rows, and those of their own models on the test rows.
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        metrics: tuple[str, ...],
+        seed: int,
+        train: EvaluatedRows,
+        test: EvaluatedRows | None,
+    ) -> None:
+        self.fed = fed
+        self.task = train.task
+        self.metrics = metrics
+        self.seed = seed
+        self.train = train
+        self.test = test
+        self._classifies = hasattr(self.task, "confusion")
+
+    @property
+    def holds_out(self) -> bool:
+        """Return whether clients are evaluated on rows that they do not train on."""
+        return self.fed.held_out is not None or self._test_split is not None
+
+    @cached_property
+    def _test_split(self) -> Partition | None:
+        """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
+        fed = self.fed
+        alone = fed.held_out is None and fed.data.silos and fed.named
+        if not alone or fed.test.group is None:
+            return None
+        pieces = []
+        for name in fed.client_names:
+            group = fed.data.groups.index(name)
+            pieces.append(np.flatnonzero(fed.test.group == group))
+        return Partition.from_lists(pieces)
+
+    def clients(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
+        """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
+
+        The confusion matrix is the sum over the clients whose models are evaluated on the test rows.
+        """
+        rows = self.train
+        split = self.fed.held_out or self.fed.partition
+        if self._test_split is not None:
+            assert self.test
+            rows = self.test
+            split = self._test_split
+        table = self._table(rows, state, own, split)
+        names = [name for name in self.task.metric_names if name not in table[0]]
+        tested = table
+        if len(table) > FINAL_TESTED:
+            tested = table[:: -(-len(table) // FINAL_TESTED)]
+        matrices: list[Ints] = []
+        for entry in tested:
+            mine = split.of(entry["client"])
+            if own is None:
+                assert state is not None
+                entry |= self._metrics_on(rows, state, mine, names)
+                continue
+            used = own(entry["client"])
+            entry |= self._metrics_on(rows, used, mine, names)
+            if state:
+                for name, value in self._metrics_on(rows, state, mine, names).items():
+                    entry[f"global_{name}"] = value
+            if self.test:
+                self._add_on_test(entry, self.test.found(used), matrices)
+        return FinalClients(table, total_confusion(matrices))
+
+    def _table(
+        self,
+        rows: EvaluatedRows,
+        state: Tensors | None,
+        own: OwnModel | None,
+        split: Partition,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the table, with the scores of the clients' models on their own rows."""
+        clients = np.arange(self.fed.clients)
+        if len(clients) > FINAL_CLIENTS:
+            clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
+        found = rows.own_scores(state, own, clients, split)
+        table: list[dict[str, Any]] = []
+        for i, client in enumerate(clients):
+            entry: dict[str, Any] = {"client": int(client)}
+            entry["rows"] = int(self.fed.partition.sizes[client])
+            for name, values in found.items():
+                entry[name] = float(values[i])
+            table.append(entry)
+        if self._classifies:
+            counts = split.counts(rows.y.cpu().numpy(), len(self.fed.data.classes), clients)
+            _add_majority_rates(table, counts)
+        return table
+
+    def _add_on_test(self, entry: dict[str, Any], on_test: Found, matrices: list[Ints]) -> None:
+        """Add the scores of a client's model on the test rows, and its confusion matrix to the others."""
+        score = on_test.score(self.task, self.metrics)
+        for name in self.metrics:
+            entry[f"own_test_{name}"] = score[name]
+        if self._classifies:
+            matrices.append(confusion_of(self.task, on_test, len(self.fed.data.classes)))
+            entry["own_test_one_class_rate"] = one_class_rate(matrices[-1])
+
+    def _metrics_on(
+        self, rows: EvaluatedRows, state: Tensors, mine: Ints, names: list[str]
+    ) -> Score:
+        """Return these metrics of a model on a client's rows, and how often it predicts one class; NaN for none."""
+        if not len(mine):
+            nothing = dict.fromkeys(names, float("nan"))
+            if self._classifies:
+                nothing["one_class_rate"] = float("nan")
+            return nothing
+        found = rows.found(state, mine)
+        metrics = dict(self.task.evaluate(*found.arrays(), names))
+        if self._classifies:
+            confusion = confusion_of(self.task, found, len(self.fed.data.classes))
+            metrics["one_class_rate"] = one_class_rate(confusion)
+        return metrics
+
+
+def _add_majority_rates(table: list[dict[str, Any]], counts: Ints) -> None:
+    """Add the share of each client's most frequent class among the rows on which it is evaluated."""
+    for entry, of_client in zip(table, counts, strict=True):
+        rows = int(of_client.sum())
+        if rows:
+            entry["majority_rate"] = int(of_client.max()) / rows
+        else:
+            entry["majority_rate"] = float("nan")
