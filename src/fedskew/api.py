@@ -17,8 +17,7 @@ from fedskew.runs.callbacks import CallbackSpec, as_callbacks
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.federate import load, split
-from fedskew.runs.open_run import Record, open_run
-from fedskew.runs.run import Run
+from fedskew.runs.run import Run, open_run
 from fedskew.runs.runner import alone
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
@@ -122,7 +121,7 @@ def resume(
 
 
 def compare(
-    *folders: "str | os.PathLike[str] | Run | Record | Sequence[str | os.PathLike[str] | Run | Record]",
+    *folders: "str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run]",
     algorithm: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
     skew: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
     seeds: "str | Iterable[int] | None" = None,
@@ -197,7 +196,7 @@ def _folders_of(given: Sequence[Any]) -> list[Path]:
 
 def _folder_of(given: Any) -> Path:
     """Return the folder of a run, given as such or as the run."""
-    if isinstance(given, (Run, Record)):
+    if isinstance(given, Run):
         folder = given.folder
     else:
         folder = given

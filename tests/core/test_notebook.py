@@ -53,7 +53,7 @@ def test_one_line_says_what_a_person_wants_to_know(fed: fs.Federation, tmp_path:
     found = f"2 rounds, test_accuracy {last:.4g} last, {best:.4g} best"
     said = f"fedprox:mu=0.5 on digits, dirichlet:alpha=0.2,min_size=10: {found}"
     assert repr(run) == f"<Run {said}; {tmp_path / 'run'}>"
-    assert repr(fs.open_run(tmp_path / "run")) == f"<Record {said}; {tmp_path / 'run'}>"
+    assert repr(fs.open_run(tmp_path / "run")) == f"<Run {said}; {tmp_path / 'run'}>"
     facts = dict(Cells(run._repr_html_()).rows)
     assert facts["algorithm"] == "fedprox:mu=0.5"
     assert facts["test_accuracy_last"] == f"{last:.4g}"

@@ -48,7 +48,7 @@ def export(
     if format not in ("torch", "onnx"):
         raise unknown("format", format, ("torch", "onnx"))
     from fedskew.inference.exported_model import export_model
-    from fedskew.runs.open_run import open_run
+    from fedskew.runs.run import open_run
 
     done = export_model(open_run(folder), out, cast("Format", format), client)
     for entry in done.described["inputs"]:

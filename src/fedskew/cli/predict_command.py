@@ -42,7 +42,7 @@ def predict(
     fedskew predict runs/NAME new.csv --client hospital_D --proba
     """
     from fedskew.inference.prediction import predict_file
-    from fedskew.runs.open_run import open_run
+    from fedskew.runs.run import open_run
 
     if out is not None and out.exists():
         raise FedskewError(f"--out {out} exists already: remove it or choose another")

@@ -22,8 +22,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.execute import facts
 from fedskew.runs.folder import Row, RunFolder, to_json
-from fedskew.runs.open_run import Record
-from fedskew.runs.run import Run
+from fedskew.runs.run import Run, run_on_disk
 from fedskew.runs.runner import client_weights, only_warned
 from fedskew.runs.summary import summarise
 from fedskew.server.scorer import RoundResult
@@ -70,16 +69,16 @@ def _so_far(server: Server, folder: Path) -> LiveData:
     disk = RunFolder(folder)
     config = read_file(folder / on_disk.CONFIG)
     tables: dict[str, list[Any]] = {
-        "rounds": disk.table(on_disk.ROUNDS),
-        "timing": disk.table(on_disk.TIMING),
+        on_disk.ROUNDS: disk.table(on_disk.ROUNDS),
+        on_disk.TIMING: disk.table(on_disk.TIMING),
     }
     numbers = summarise(
-        tables["rounds"], client_weights(tables, disk), [], server.trained_on.clients, server.evaluator.holds_out,
+        tables[on_disk.ROUNDS], client_weights(tables, disk), [], server.trained_on.clients, server.evaluator.holds_out,
         server.job.task, server.headline.name,
     )  # fmt: skip
-    seconds = sum(row["seconds"] for row in tables["timing"])
+    seconds = sum(row["seconds"] for row in tables[on_disk.TIMING])
     summary = {**facts(server, config), **numbers, "seconds": seconds}
-    return LiveData(Record(folder, on_disk.FORMAT, config, summary), server)
+    return LiveData(run_on_disk(disk, summary), server)
 
 
 class LivePage(Callback):
@@ -137,10 +136,7 @@ class LivePage(Callback):
         if run.folder is None:
             return
         with only_warned("the live page"):
-            config = read_file(run.folder / on_disk.CONFIG)
-            self._content = run_content(
-                RunData(Record(run.folder, on_disk.FORMAT, config, run.summary))
-            )
+            self._content = run_content(RunData(run))
         self._end(f"The run has ended. Its page is {run.folder / on_disk.PAGE}.")
 
     def _end(self, says: str) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedskew import __version__
-from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically
 from fedskew.plots.run_figure import NAMES
@@ -25,8 +24,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import RunFolder, to_json
-from fedskew.runs.open_run import Record, open_run
-from fedskew.runs.run import Run
+from fedskew.runs.run import Run, open_run, run_on_disk
 from fedskew.runs.runner import only_warned
 from fedskew.runs.summary import without_shared_score
 from fedskew.study.compared_runs import Compared
@@ -184,14 +182,9 @@ class PageWriter(Callback):
         """Write the page."""
         if run.folder is not None:
             with only_warned(str(run.folder / on_disk.PAGE)):
-                config = read_file(run.folder / on_disk.CONFIG)
-                record = Record(
-                    run.folder,
-                    on_disk.FORMAT,
-                    config,
-                    RunFolder(run.folder).read_json(on_disk.SUMMARY),
-                )
-                write_atomically(run.folder / on_disk.PAGE, _of_run(RunData(record)))
+                disk = RunFolder(run.folder)
+                written = run_on_disk(disk, disk.read_json(on_disk.SUMMARY))
+                write_atomically(run.folder / on_disk.PAGE, _of_run(RunData(written)))
 
 
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -513,7 +506,7 @@ def command(run: RunData) -> str | None:
     for one in run.environment.get("imports", []):
         for word in ("--import", one["source"]):
             modules.append(word)
-    return shlex.join(["fedskew", *modules, "run", str(run.record.folder / on_disk.CONFIG)])
+    return shlex.join(["fedskew", *modules, "run", str(run.disk.path / on_disk.CONFIG)])
 
 
 def _again(run: RunData) -> list[Markup]:
@@ -582,7 +575,7 @@ def comparison_page(table_of: "Comparison") -> bytes:
     for run, setting in zip(found.runs, found.settings, strict=False):
         commands.append(
             [
-                run.record.folder.name,
+                run.disk.path.name,
                 found.label_of(setting),
                 run.summary["seed"],
                 command(run) or "from Python only",

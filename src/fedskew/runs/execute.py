@@ -37,6 +37,7 @@ from fedskew.runs.environment import check_imports, check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
+from fedskew.runs.run_sources import InMemory
 from fedskew.runs.runner import (
     CheckpointInterval,
     Steps,
@@ -86,7 +87,11 @@ def starting(
     server.labels.find()  # it may refuse, so before anything is written
     with with_workers(server, config):
         if folder is False:
-            tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
+            tables: dict[str, list[Any]] = {
+                on_disk.ROUNDS: [],
+                on_disk.CLIENTS: [],
+                on_disk.TIMING: [],
+            }
             return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
         if isinstance(folder, (str, os.PathLike)):
             place = Path(folder)
@@ -98,7 +103,7 @@ def starting(
             met = None
         disk = _create(place, config, server, met)
         with locked(disk.path):
-            tables = {"rounds": [], "timing": []}
+            tables = {on_disk.ROUNDS: [], on_disk.TIMING: []}
             return (
                 yield from _drive(
                     server, Checkpoints(disk), tables, config, callbacks, interval, picture
@@ -190,14 +195,12 @@ def resuming(
         check_same(disk, began, environment(server), force)
         checkpoints = Checkpoints(disk)
         checkpoints.restore(server, force, latest)
-        files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
+        tables = {name: disk.table(name) for name in (on_disk.ROUNDS, on_disk.TIMING)}
         if disk.finished:
-            tables = {}
-            for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items():
-                tables[name] = disk.table(file)
+            tables[on_disk.FINAL_CLIENTS] = disk.table(on_disk.FINAL_CLIENTS)
             server.calibrate()
-            return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
-        tables = {name: disk.table(file) for name, file in files.items()}
+            found = InMemory(server, _trained(server), tables, config, disk.path)
+            return Run(disk.read_json(on_disk.SUMMARY), disk.path, found)
         with with_workers(server, config):
             return (
                 yield from _drive(server, checkpoints, tables, config, callbacks, interval, picture)
@@ -417,11 +420,11 @@ def _drive(
     clients = server.clients
     if disk and isinstance(clients, RemoteClients) and clients.everything:
         clients.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
-    stopping = EarlyStopping(server, tables["rounds"])
+    stopping = EarlyStopping(server, tables[on_disk.ROUNDS])
     with tracking() as trackers:
         watching = [stopping, trackers, *as_callbacks(callbacks)]
         for callback in watching:
-            callback.on_run_start(server, disk.path if disk else None, tables["rounds"])
+            callback.on_run_start(server, disk.path if disk else None, tables[on_disk.ROUNDS])
         if not stopping.stopped:
             with _model_kept(server, disk):
                 yield from run_rounds(server, checkpoints, tables, watching, interval)
@@ -462,12 +465,18 @@ def _finish(
     rows = client_weights(tables, disk)
     held = server.evaluator.holds_out
     numbers = summarise(
-        tables["rounds"], rows, final, server.trained_on.clients, held, task, server.headline.name
+        tables[on_disk.ROUNDS],
+        rows,
+        final,
+        server.trained_on.clients,
+        held,
+        task,
+        server.headline.name,
     )
     numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
-    seconds = float(sum(row["seconds"] for row in tables["timing"]))
+    seconds = float(sum(row["seconds"] for row in tables[on_disk.TIMING]))
     summary = {**facts(server, config), **numbers, **calibrated}
     if matrix is not None:
         summary["test_one_class_rate"] = one_class_rate(matrix)
@@ -504,11 +513,13 @@ def _finish(
             with only_warned(str(disk.path / on_disk.PICTURE)):
                 disk.write(
                     on_disk.PICTURE,
-                    figures.draw_run(tables["rounds"], fed, summary, server.headline.name),
+                    figures.draw_run(tables[on_disk.ROUNDS], fed, summary, server.headline.name),
                 )
-    return Run(
-        summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server
-    )
+    tables[on_disk.FINAL_CLIENTS] = final
+    folder = None
+    if disk:
+        folder = disk.path
+    return Run(summary, folder, InMemory(server, _trained(server), tables, config, folder))
 
 
 def _class_files(names: Sequence[str], matrices: Mapping[str, Ints | None]) -> dict[str, bytes]:

@@ -1,23 +1,29 @@
-"""A finished run in memory."""
+"""A finished run: just trained, or opened from its folder."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
-from fedskew.core.errors import FedskewError
+from fedskew.core.config import read_file
+from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.notebook import facts_as_html, one_line
+from fedskew.core.trees import Tensors
+from fedskew.data.federation import MOST_LISTED
+from fedskew.data.partition import Partition
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline
+from fedskew.engine.job import WHOLE
 from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
-from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
+from fedskew.runs.run_sources import Confusion, InMemory, OnDisk
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import Task
@@ -29,13 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: tables, the summary, the trained model and its folder (None if it was not written)."""
+    """A finished run: its tables, its summary, its settings and its models.
+
+    ``train`` and ``resume`` return it, and ``open_run`` reads it from its folder. ``folder`` is None if none was
+    written.
+    """
 
     summary: Row
-    model: nn.Module
     folder: Path | None
-    tables: Mapping[str, list[Any]]
-    server: Server
+    _source: InMemory | OnDisk = field(repr=False)
 
     def __repr__(self) -> str:
         return one_line("Run", said_of(self.summary, self.folder))
@@ -44,21 +52,81 @@ class Run:
         return facts_as_html("Run", facts_of(self.summary, self.folder))
 
     @property
+    def format(self) -> int:
+        """Return the format of the run folder."""
+        return self._source.format
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return all settings, as ``config.toml`` has them."""
+        return self._source.config
+
+    @property
+    def server(self) -> Server:
+        """Return the server that has trained; a run that was opened from its folder has none."""
+        return self._source.server
+
+    @cached_property
     def rounds(self) -> "pd.DataFrame":
         """Return one row per round, with its seconds."""
-        return _frame(self.tables["rounds"]).merge(_frame(self.tables["timing"]), on="round")
+        return self._frame(on_disk.ROUNDS).merge(self._frame(on_disk.TIMING), on="round")
 
-    @property
+    @cached_property
     def clients(self) -> "pd.DataFrame":
         """Return one row per client and round; read from the folder, if there is one, as there may be very many."""
-        if self.folder is None:
-            return _frame([*chain.from_iterable(self.tables["clients"])])
-        return _frame(RunFolder(self.folder).table(on_disk.CLIENTS))
+        return self._frame(on_disk.CLIENTS)
 
-    @property
+    @cached_property
     def final_clients(self) -> "pd.DataFrame":
         """Return one row per client about its model at the end."""
-        return _frame(self.tables["final"])
+        return self._frame(on_disk.FINAL_CLIENTS)
+
+    def _frame(self, table: str) -> "pd.DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame(self._source.rows(table))
+
+    @property
+    def tables(self) -> dict[str, list[Row]]:
+        """Return the rows of the rounds, of their timing and of the final clients."""
+        return {
+            "rounds": self._source.rows(on_disk.ROUNDS),
+            "timing": self._source.rows(on_disk.TIMING),
+            "final": self._source.rows(on_disk.FINAL_CLIENTS),
+        }
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Return the rows of each client."""
+        return self._source.partition
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """Return the names of the clients, or their numbers if they have none."""
+        return self._source.client_names
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """Return weights and buffers of the global model, by name."""
+        return self._source.weights
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """Return the trained global model in evaluation mode.
+
+        A model from Python cannot be built from a run folder: use ``weights``.
+        """
+        return self._source.model
+
+    @cached_property
+    def shared_model(self) -> str:
+        """Return ``whole``, or why clients share no whole model."""
+        return self._source.shared_model
+
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients have models, or parts of them, of their own."""
+        return self._source.personalised
 
     def predict(
         self, data: Any, client: "int | str | None" = None, proba: bool = False
@@ -74,68 +142,64 @@ class Run:
 
     def model_of(self, client: "int | str") -> nn.Module:
         """Return the model that a client uses: the global one, or its own where the method has such."""
-        number = self.server.fed.client_number(client)
+        own = self._source.own_weights(self._client_number(client))
         model = copy.deepcopy(self.model)
-        if self.personalised:
-            load_weights(model, self.server.client_model(number))
+        if own is not None:
+            load_weights(model, own)
         return model.eval()
 
-    @property
-    def personalised(self) -> bool:
-        """Return whether clients have models, or parts of them, of their own."""
-        return self.server.personalised
+    def _client_number(self, client: int | str) -> int:
+        if isinstance(client, int) and 0 <= client < len(self.client_names):
+            return client
+        if client in self.client_names:
+            return self.client_names.index(str(client))
+        kind = "client"
+        if self.folder is not None:
+            kind = f"client of {self.folder}"
+        raise unknown(kind, str(client), self.client_names[:MOST_LISTED])
 
     def model_in_use(self, client: "int | str | None") -> nn.Module:
         """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:
             return self.model_of(client)
-        if not self.server.has_common_model:
-            raise no_global_model(self.server.job.shared_model, self.server.fed.client_names)
+        if self.shared_model != WHOLE:
+            raise no_global_model(self.shared_model, self.client_names)
         return copy.deepcopy(self.model)
 
-    @property
+    @cached_property
     def pipeline(self) -> Pipeline:
         """Return how new data become features."""
-        return self.server.fed.data.pipeline
+        return self._source.pipeline
 
-    @property
+    @cached_property
     def task(self) -> Task:
         """Return the task of the run."""
-        return self.server.job.task
+        return self._source.task
 
     @property
     def threads(self) -> int:
         """Return how many threads the run computed with."""
-        return self.server.threads
+        return self._source.threads
 
     @property
     def separator(self) -> Separator:
         """Return what is between the columns of its CSV files."""
-        return separator_of(self.server.fed.recipe)
+        return separator_of(self.config)
 
     @cached_property
     def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
-        found = self.server.threshold()
-        if found:
-            return found[0]
-        return None
+        return self._source.threshold
 
     @cached_property
     def confusion(self) -> "pd.DataFrame | None":
         """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
-        matrix = self.server.confusion()
-        if matrix is None:
-            return None
-        return confusion_frame(self.server.fed.data.classes, matrix)
+        return confusion_frame(self._source.confusion)
 
     @cached_property
     def own_confusion(self) -> "pd.DataFrame | None":
         """The sum over clients of such tables of their own models, on the same test rows; None without own models."""
-        matrix = self.server.final_clients().confusion
-        if matrix is None:
-            return None
-        return confusion_frame(self.server.fed.data.classes, matrix)
+        return confusion_frame(self._source.own_confusion)
 
     @cached_property
     def classes(self) -> "pd.DataFrame | None":
@@ -143,6 +207,61 @@ class Run:
         if self.confusion is None:
             return None
         return class_frame(self.confusion)
+
+
+@overload
+def open_run(folder: "str | os.PathLike[str]") -> Run: ...
+
+
+@overload
+def open_run(folder: "list[str | os.PathLike[str]]") -> "pd.DataFrame": ...
+
+
+def open_run(
+    folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]",
+) -> "Run | pd.DataFrame":
+    """Read a finished run: tables, summary, configuration, partition and model; of several runs one table.
+
+    Files are verified where the folder has checksums (from format 2 on).
+
+    Args:
+        folder: the run folder; or several, and then the summaries are returned as the rows of a data frame
+    """
+    if isinstance(folder, (str, os.PathLike)):
+        return _verified(Path(folder))
+    import pandas as pd
+
+    rows = []
+    for one in folder:
+        rows.append({"folder": str(one), **_verified(Path(one)).summary})
+    return pd.DataFrame(rows)
+
+
+def _verified(folder: Path) -> Run:
+    """Return a finished run of a format that is known, whose files are as they were written."""
+    disk = RunFolder.open(folder)
+    version = disk.read_json(on_disk.ENVIRONMENT).get("format", 1)
+    if version not in range(1, FORMAT + 1):
+        raise FedskewError(
+            f"{folder} has the format {version}, and this version of fedskew reads 1 to {FORMAT}: use a newer one"
+        )
+    if not disk.finished:
+        raise FedskewError(
+            f"{folder} is not finished: resume it ({on_disk.resume_command(disk.path)})"
+        )
+    if version > 1:
+        disk.verify_start()
+        disk.verify(read_manifest(disk.path / on_disk.FINAL)["files"])
+        for round in disk.checkpoints()[:1]:
+            files = read_manifest(disk.checkpoint(round, "json"))["files"]
+            disk.verify({name: digest for name, digest in files.items() if "/" not in name})
+    return run_on_disk(disk, disk.read_json(on_disk.SUMMARY), version)
+
+
+def run_on_disk(disk: RunFolder, summary: Row, version: int = FORMAT) -> Run:
+    """Return what a folder says of a run, without verifying it; ``summary`` may be that of a run that goes on."""
+    config = read_file(disk.path / on_disk.CONFIG)
+    return Run(summary, disk.path, OnDisk(disk, version, config, summary))
 
 
 def said_of(summary: Row, folder: Path | None) -> str:
@@ -196,15 +315,13 @@ def no_global_model(reason: str, names: Sequence[str]) -> FedskewError:
     return FedskewError(f"{reason}: say whose to use, client= one of {listed}")
 
 
-def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":
-    """A confusion matrix with the names of the classes on both sides."""
+def confusion_frame(found: Confusion | None) -> "pd.DataFrame | None":
+    """Return a confusion matrix, if there is one, with the names of the classes on both sides."""
     import pandas as pd
 
-    true, predicted = (pd.Index(list(names), name=side) for side in ("true", "predicted"))
-    return pd.DataFrame(matrix, index=true, columns=predicted)
-
-
-def _frame(rows: list[Row]) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame(rows)
+    if found is None:
+        return None
+    names, counts = found
+    true = pd.Index(list(names), name="true")
+    predicted = pd.Index(list(names), name="predicted")
+    return pd.DataFrame(counts, index=true, columns=predicted)

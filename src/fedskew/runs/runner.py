@@ -118,7 +118,11 @@ def run_rounds(
             advanced = yield server
             result = advanced.result
             timing = {"round": server.round, "seconds": advanced.seconds}
-            new = {"rounds": result.round, "clients": result.clients, "timing": timing}
+            new = {
+                on_disk.ROUNDS: result.round,
+                on_disk.CLIENTS: result.clients,
+                on_disk.TIMING: timing,
+            }
             for name, table in tables.items():
                 table.append(new[name])
             due = False
@@ -250,7 +254,7 @@ def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> I
     """Return the weights of clients in all rounds: from memory, or streamed from the folder."""
     if disk:
         return disk.stream(on_disk.CLIENTS, ("client", "weight"))
-    return chain.from_iterable(tables["clients"])
+    return chain.from_iterable(tables[on_disk.CLIENTS])
 
 
 def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from fedskew.core.registry import Choice
 from fedskew.plots.run_figure import SIZES, TIMES, unit_for
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
-from fedskew.runs.open_run import open_run
+from fedskew.runs.run import open_run
 from fedskew.runs.summary import mean_and_std
 from fedskew.study.overview import warnings_of
 from fedskew.study.run_data import CELLS, Columns, RunData, name_of
@@ -247,7 +247,7 @@ class Compared:
             own = run.summary.get("warnings", [])
             for text in run.warnings():
                 if text not in own:
-                    found.append(f"{run.record.folder.name}: {text}")
+                    found.append(f"{run.disk.path.name}: {text}")
         return found
 
     def counted_once(self) -> list[str]:
@@ -303,7 +303,7 @@ def compared(folders: Sequence[Path]) -> Compared:
         for run in runs.values()
     }
     if len(tasks) > 1:
-        names = " and ".join(f"{run.record.folder} ({task})" for task, run in tasks.items())
+        names = " and ".join(f"{run.disk.path} ({task})" for task, run in tasks.items())
         raise FedskewError(
             f"{names} have different tasks and no score in common: compare runs of one task"
         )

@@ -18,7 +18,7 @@ from fedskew.heterogeneity.fairness import gini
 from fedskew.plots.run_figure import NAMES, SIZES, TIMES, unit_for
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.runs.open_run import Record
+from fedskew.runs.run import Run
 from fedskew.runs.summary import SHARED_MODEL
 
 Columns = dict[str, list[Any]]
@@ -43,10 +43,11 @@ _PARTS = "|".join(sorted({*NAMES, "calibrated_train"}, key=len, reverse=True))
 class RunData:
     """A finished run as the page shows it."""
 
-    record: Record
+    record: Run
     disk: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:
+        assert self.record.folder is not None  # only runs in folders have pages
         object.__setattr__(self, "disk", RunFolder(self.record.folder))
 
     @cached_property

@@ -1,13 +1,14 @@
-"""The tables of a run, column by column, against values computed independently."""
+"""A run, just trained and opened again; its tables, column by column, against values computed independently."""
 
 import csv
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -534,3 +535,97 @@ def test_a_model_that_was_a_python_object_has_weights_only(tmp_path: Path):
     assert sorted(found.weights) == ["1.bias", "1.weight"]
     with pytest.raises(fs.FedskewError, match="cannot be built from the folder alone"):
         _ = found.model
+
+
+PUBLIC = sorted(
+    name
+    for name in {*vars(fs.Run), *(field.name for field in fields(fs.Run))}
+    if not name.startswith("_")
+)
+
+
+@pytest.fixture(scope="module", params=["fedavg", "fedper", "ditto"])
+def ways(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[fs.Run]:
+    """Return the same run just trained, opened from its folder, and just trained without a folder."""
+    folder = tmp_path_factory.mktemp("ways") / "run"
+    fed = fs.split(
+        fs.load("digits", validation=0.2), "dirichlet:alpha=0.3", clients=5, client_test=0.2
+    )
+    # Some clients never take part: their own models are the initial one
+    settings: dict[str, Any] = {"rounds": 2, "per_round": 2, "device": "cpu"}
+    trained = fs.train(fed, "tabular:hidden=6", request.param, folder=folder, **settings)
+    alone = fs.train(fed, "tabular:hidden=6", request.param, folder=False, **settings)
+    return [trained, fs.open_run(folder), alone]
+
+
+def answers(run: fs.Run, name: str) -> list[Any]:
+    """Return what a member of a run says, as values; of a method what it returns for some arguments."""
+    if name == "predict":
+        rows = np.random.default_rng(0).normal(size=(9, 1, 8, 8)).astype(np.float32)
+        return [run.predict(rows, client=client, proba=True) for client in range(5)]
+    if name in ("model_of", "model_in_use"):
+        models = [getattr(run, name)(client) for client in (0, "1", 2, "3", 4)]
+        assert not any(model.training for model in models)
+        return [model.state_dict() for model in models]
+    if name == "model":
+        assert not run.model.training
+        return [run.model.state_dict()]
+    return [getattr(run, name)]
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, wanted)
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert_same(found[key], value)
+    elif isinstance(wanted, torch.Tensor):
+        assert torch.equal(found, wanted)
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "server"])
+def test_a_run_says_the_same_just_trained_and_opened_again(ways: list[fs.Run], name: str) -> None:
+    trained, opened, _ = ways
+    for found, wanted in zip(answers(opened, name), answers(trained, name), strict=True):
+        assert_same(found, wanted)
+
+
+# What is measured in seconds, or in a folder, is not the same twice
+OF_ONE_RUN = ("server", "folder", "rounds", "summary", "tables")
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in OF_ONE_RUN])
+def test_a_run_without_a_folder_says_it_too(ways: list[fs.Run], name: str) -> None:
+    trained, _, alone = ways
+    for found, wanted in zip(answers(alone, name), answers(trained, name), strict=True):
+        assert_same(found, wanted)
+
+
+def test_a_run_without_a_folder_differs_in_its_seconds_alone(ways: list[fs.Run]) -> None:
+    trained, _, alone = ways
+    assert alone.folder is None
+    assert {**alone.summary, "seconds": 0} == {**trained.summary, "seconds": 0}
+    assert_same(alone.rounds.drop(columns="seconds"), trained.rounds.drop(columns="seconds"))
+    assert alone.tables["rounds"] == trained.tables["rounds"]
+    assert alone.tables["final"] == trained.tables["final"]
+    assert [row["round"] for row in alone.tables["timing"]] == [1, 2]
+
+
+def test_only_a_run_that_was_trained_here_has_its_server(ways: list[fs.Run]) -> None:
+    trained, opened, alone = ways
+    assert trained.server.round == alone.server.round == 2
+    with pytest.raises(fs.FedskewError, match=r"was opened, and has no server: fedskew\.resume"):
+        _ = opened.server
+
+
+def test_a_client_that_is_not_there(ways: list[fs.Run]) -> None:
+    trained, opened, alone = ways
+    for run in (trained, opened):
+        with pytest.raises(fs.FedskewError, match=r"unknown client of .*run 'seven'"):
+            run.model_of("seven")
+    with pytest.raises(fs.FedskewError, match="unknown client '5'"):
+        alone.model_of(5)

@@ -1,0 +1,303 @@
+"""Where a finished run has its facts from: the server that has just trained it, or its folder.
+
+Both answer the same questions; ``Run`` asks them and keeps the answers.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from torch import nn
+
+from fedskew.core.config import to_toml
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors
+from fedskew.data.partition import Partition
+from fedskew.data.schema import Pipeline, pipeline_from
+from fedskew.engine.job import WHOLE, shared_model
+from fedskew.models.build import build
+from fedskew.models.parameters import load_weights
+from fedskew.runs import folder as on_disk
+from fedskew.runs.checkpoint import own_part
+from fedskew.runs.choices import from_python
+from fedskew.runs.folder import FORMAT, Row, RunFolder
+from fedskew.runs.summary import SHARED_MODEL
+from fedskew.server.server import Server, models_away
+from fedskew.tasks.task import Task, resolve
+from fedskew.tasks.thresholds import Threshold
+
+Confusion = tuple[Sequence[str], Any]  # the names of the classes, and the counts
+
+
+def _weights_of(model: nn.Module) -> Tensors:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A run that has just been trained, or resumed: its server, and its tables by the names of their files.
+
+    ``folder`` is None if none was written. The table of clients and rounds is there without a folder alone, one part
+    a round.
+    """
+
+    server: Server
+    model: nn.Module
+    tables: Mapping[str, list[Any]]
+    settings: Mapping[str, Any]
+    folder: Path | None
+
+    format = FORMAT
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The settings, as they are read back from a file."""
+        return tomllib.loads(to_toml(self.settings))
+
+    def rows(self, table: str) -> list[Row]:
+        """Return the rows of a table."""
+        if table != on_disk.CLIENTS:
+            return self.tables[table]
+        if self.folder is None:
+            return list(chain.from_iterable(self.tables[table]))
+        return RunFolder(self.folder).table(table)
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients, or their numbers if they have none."""
+        return self.server.fed.client_names
+
+    @property
+    def partition(self) -> Partition:
+        """The rows of each client."""
+        return self.server.fed.partition
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """How new data become features."""
+        return self.server.fed.data.pipeline
+
+    @property
+    def task(self) -> Task:
+        """The task of the run."""
+        return self.server.job.task
+
+    @property
+    def threads(self) -> int:
+        """How many threads the run computed with."""
+        return self.server.threads
+
+    @property
+    def weights(self) -> Tensors:
+        """Weights and buffers of the global model, by name."""
+        return {name: value.detach().cpu() for name, value in _weights_of(self.model).items()}
+
+    @property
+    def shared_model(self) -> str:
+        """``whole``, or why clients share no whole model."""
+        return self.server.job.shared_model
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients have models, or parts of them, of their own."""
+        return self.server.personalised
+
+    def own_weights(self, client: int) -> Tensors | None:
+        """Return the weights of a client's own model; None where it uses the global one."""
+        if not self.personalised:
+            return None
+        return self.server.client_model(client)
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """The chosen threshold of the global model, if there is one."""
+        found = self.server.threshold()
+        if found is None:
+            return None
+        return found[0]
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """The confusion matrix of the global model, if there is one."""
+        return self._named(self.server.confusion())
+
+    @property
+    def own_confusion(self) -> Confusion | None:
+        """The sum of those of the clients' own models, if there is one."""
+        return self._named(self.server.final_clients().confusion)
+
+    def _named(self, matrix: Ints | None) -> Confusion | None:
+        if matrix is None:
+            return None
+        return self.server.fed.data.classes, matrix
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A run that was opened from its folder; ``format`` is that of the folder."""
+
+    disk: RunFolder
+    format: int
+    config: dict[str, Any]
+    summary: Row
+
+    @property
+    def server(self) -> Server:
+        """Raise an error: nothing is trained by opening a folder."""
+        raise FedskewError(
+            f"{self.disk.path} was opened, and has no server: fedskew.resume(folder) returns the run with its server"
+        )
+
+    def rows(self, table: str) -> list[Row]:
+        """Return the rows of a table."""
+        return self.disk.table(table)
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients, or their numbers if they have none."""
+        names = self._stored.get("clients")
+        if names:
+            return tuple(names)
+        return tuple(str(number) for number in range(self.partition.clients))
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The rows of each client."""
+        return Partition.load(self.disk.path / on_disk.PARTITION)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """How new data become features."""
+        return pipeline_from(self._stored)
+
+    @cached_property
+    def _stored(self) -> Row:
+        """The content of pipeline.json."""
+        if not (self.disk.path / on_disk.PIPELINE).is_file():
+            raise FedskewError(
+                f"{self.disk.path} has no {on_disk.PIPELINE}: an older version of fedskew wrote it; train again to "
+                "predict"
+            )
+        return self.disk.read_json(on_disk.PIPELINE)
+
+    @property
+    def task(self) -> Task:
+        """The task of the run."""
+        spec = self.config.get("task", "classification")
+        if from_python(spec):
+            raise FedskewError(
+                f"{self.disk.path}: its task was a Python object: predict with what train returned"
+            )
+        return resolve(spec)
+
+    @property
+    def threads(self) -> int:
+        """How many threads the run computed with."""
+        return int(self._environment.get("threads", 1))
+
+    @cached_property
+    def _environment(self) -> Row:
+        return self.disk.read_json(on_disk.ENVIRONMENT)
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """Weights and buffers of the global model, by name."""
+        path = self.disk.path / on_disk.MODEL
+        try:
+            return dict(tensors_from_bytes(path.read_bytes()))
+        except (OSError, SafetensorError) as problem:
+            raise FedskewError(f"{path} cannot be read: {problem}") from None
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained global model in evaluation mode."""
+        if from_python(self.config["model"]) or "shape" not in self._environment:
+            raise FedskewError(
+                f"{self.disk.path}: its model cannot be built from the folder alone: build it, and load the tensors "
+                "in weights"
+            )
+        model = self._initial_model(0)
+        load_weights(model, self.weights)
+        return model.eval()
+
+    def _initial_model(self, seed: int) -> nn.Module:
+        """Return a model with the initial weights of a seed, in the precision of the trained ones."""
+        facts = self._environment
+        model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=seed)
+        trained = (value.dtype for value in self.weights.values() if value.is_floating_point())
+        return model.to(next(trained))
+
+    @property
+    def shared_model(self) -> str:
+        """``whole``, or why clients share no whole model."""
+        if SHARED_MODEL in self.summary:
+            return str(self.summary[SHARED_MODEL])
+        # An older version wrote the run
+        if not any(map(_scores_own_models, self.summary)):
+            return WHOLE
+        with suppress(FedskewError):
+            part = own_part(self.disk, 0)
+            if part.names:
+                return shared_model(part.kept)
+        return (
+            "an older version of fedskew wrote the run, and its checkpoints do not say whether clients share a whole "
+            "model"
+        )
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients have models, or parts of them, of their own."""
+        return bool(own_part(self.disk, 0).names)
+
+    def own_weights(self, client: int) -> Tensors | None:
+        """Return the weights of a client's own model; None where it uses the global one."""
+        part = own_part(self.disk, client)
+        if part.away:
+            raise models_away(self.client_names[client])
+        if not part.names:
+            return None
+        own = part.tensors
+        if own is None:  # it never took part
+            own = _weights_of(self._initial_model(self.config["seed"]))
+        return {**self.weights, **{name: own[name] for name in part.names}}
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """The chosen threshold of the global model, if there is one."""
+        path = self.disk.path / on_disk.THRESHOLDS
+        if not path.is_file():
+            return None
+        with reading(path):
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return Threshold(stored["metric"], float(stored["logit"]))
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """The confusion matrix of the global model, if there is one."""
+        return self._matrix(on_disk.CONFUSION)
+
+    @property
+    def own_confusion(self) -> Confusion | None:
+        """The sum of those of the clients' own models, if there is one."""
+        return self._matrix(on_disk.OWN_CONFUSION)
+
+    def _matrix(self, name: str) -> Confusion | None:
+        path = self.disk.path / name
+        if not path.exists():
+            return None
+        return on_disk.matrix_from_csv(path)
+
+
+def _scores_own_models(name: str) -> bool:
+    """Return whether an entry of a summary is there only where clients have models of their own."""
+    return name.startswith("own_test_") or name.endswith("_of_global_model_mean")
