@@ -39,7 +39,6 @@ SLOW_MODULES = frozenset(
         "test_load",
         "test_lock",
         "test_mishaps",
-        "test_run_figure",
         "test_effects",
         "test_findings",
         "test_faults",

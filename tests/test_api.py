@@ -23,12 +23,6 @@ from fedskew.core.streams import Stream
 from fedskew.core.trees import Tree
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "picture" not in request.node.name:
-        monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
     return fs.split(fs.load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
@@ -90,10 +84,10 @@ def test_the_front_page(
     assert other.summary["clients_per_round"] == 5
 
 
-def test_a_folder_holds_all_of_a_run_with_its_picture(fed: fs.Federation, tmp_path: Path) -> None:
+def test_a_folder_holds_all_of_a_run_with_its_page(fed: fs.Federation, tmp_path: Path) -> None:
     run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "deep" / "run")
     assert run.folder == tmp_path / "deep" / "run"
-    assert (run.folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (run.folder / "report.html").read_text().startswith("<!DOCTYPE html>")
     stored = load_file(run.folder / "model.safetensors")
     assert stored.keys() == run.model.state_dict().keys()
     assert all(

@@ -227,7 +227,6 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the command line in an empty folder, with words as a shell would pass them, and return its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
     def run(command: str, *algorithms: str) -> Any:
         words = [word for algorithm in algorithms for word in ("--algorithm", algorithm)]

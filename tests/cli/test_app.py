@@ -34,11 +34,6 @@ BITS = (
 SMALL = "--model logreg --clients 4 --rounds 2"
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 def config(folder: str | Path) -> dict[str, Any]:
     return tomllib.loads(Path(folder, "config.toml").read_text())
 
@@ -57,8 +52,8 @@ def test_a_run_without_any_option_has_a_folder_of_its_own(
     ]
     assert sorted(path.name for path in Path("runs/fedavg-digits-dirichlet-s0").iterdir()) == [
         ".lock", "checkpoints", "classes.csv", "client_classes.csv", "clients.csv", "clients_final.csv", "config.toml",
-        "confusion.csv", "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png",
-        "pipeline.json", "report.html", "rounds.csv", "start.json", "summary.json", "timing.csv",
+        "confusion.csv", "environment.json", "final.json", "model.safetensors", "partition.npz", "pipeline.json",
+        "report.html", "rounds.csv", "start.json", "summary.json", "timing.csv",
     ]  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "run folder: runs/fedavg-digits-dirichlet-s0-2",

@@ -13,10 +13,7 @@ Command = Callable[[str], Any]
 
 
 @pytest.fixture
-def trained(
-    fedskew: Command, hospitals: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
-) -> Command:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
+def trained(fedskew: Command, hospitals: dict[str, pd.DataFrame]) -> Command:
     for name, frame in hospitals.items():
         frame.to_csv(f"{name}.csv", index=False, sep=";")
     with pytest.warns(UserWarning, match="hospital"):

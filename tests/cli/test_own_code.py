@@ -106,10 +106,8 @@ def own(
     tmp_path: Path,
     fedskew: Command,
     forget_own: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Command:
     """Return the command line, with a file ``own.py`` in its folder; every call begins as a new process would."""
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     (tmp_path / "own.py").write_text(CODE)
 
     def call(command: str) -> Any:

@@ -53,7 +53,7 @@ def test_regression_from_the_command_line(
     assert summary["task"] == "regression:loss=huber,delta=20.0"
     assert summary["test_r2_last"] > 0.3
     assert not Path("run/confusion.csv").exists()
-    assert Path("run/picture.png").exists()
+    assert Path("run/report.html").exists()
     assert fs.open_run("run").final_clients["r2"].notna().all()
 
 

@@ -134,7 +134,6 @@ def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
 def test_two_runs_that_want_one_name_get_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Check that another process may take the name between the test and the creation of the folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     exists, lied = Path.exists, []
 
     def not_there_yet(path: Path, *args: object, **more: object) -> bool:

@@ -52,7 +52,6 @@ class Watched(SilosInProcess):
 
 @pytest.fixture
 def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     (tmp_path / "data").mkdir()
     found = Watched(write_silos(tmp_path / "data", numbers=False), tmp_path / "state")
     monkeypatch.setattr(server_app, "try_again", lambda grid: None)

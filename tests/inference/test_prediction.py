@@ -23,11 +23,6 @@ Frames = dict[str, pd.DataFrame]
 pytestmark = pytest.mark.filterwarnings("ignore:hospital_|only hospital_")
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture
 def data(tmp_path: Path, hospitals: Frames) -> fs.Dataset:
     """Return the hospitals with the first 40 rows of each as its own test rows."""

@@ -35,11 +35,6 @@ window.addEventListener("load", () => {
 </script>"""
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 def browse(page: Path, folder: Path, width: int = 1280, *options: str) -> tuple[str, str]:
     """Return what the browser has made of a page, and what its console says."""
     command = [

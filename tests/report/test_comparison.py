@@ -141,7 +141,6 @@ def test_the_files(folder: Path) -> None:
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * wide, abs=1)
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert not list(folder.glob("*/picture.png"))
     assert len(list(folder.glob("*/report.html"))) == 18
 
 

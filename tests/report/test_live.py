@@ -36,10 +36,9 @@ BITS = (
 
 
 @pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
+def a_version_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_EVERY", 0.0)
-    monkeypatch.setattr(live, "_SHARE", 1e9)  # a new version after every round
+    monkeypatch.setattr(live, "_SHARE", 1e9)
     monkeypatch.setattr(live, "_LAST", 0.1)
 
 

@@ -25,11 +25,6 @@ SIZE = 3_000_000
 NASTY = "<script>alert(1)</script>"
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 def federation(clients: int = 8) -> fs.Federation:
     return fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=clients)
 

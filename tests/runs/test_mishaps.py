@@ -198,15 +198,15 @@ def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(
     assert fs.resume(tmp_path / "run").summary["rounds"] == 2
 
 
-def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*args: object) -> bytes:
         raise ValueError("Expected end of text, found '$'\n  (at char 0)")
 
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", fail)
+    monkeypatch.setattr("fedskew.report.page._of_run", fail)
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with pytest.warns(
         UserWarning,
-        match=r"picture\.png could not be made \(ValueError: Expected end of text.*the run itself is whole",
+        match=r"report\.html could not be made \(ValueError: Expected end of text.*the run itself is whole",
     ):
         run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     assert run.folder
@@ -254,12 +254,6 @@ def test_a_closed_pipe_does_not_stop_training(tmp_path: Path):
 
 DIVERGES = {"rounds": "4", "model": "mlp:hidden=8", "clients": "3", "lr": "0.1"}
 METHODS = ["fedavg", "fedavgm:server_lr=9e18", "fedprox"]
-
-
-@pytest.fixture(autouse=True)
-def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "picture" not in request.node.name and "odd_names" not in request.node.name:
-        monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):

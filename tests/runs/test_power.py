@@ -70,12 +70,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def fedskew(*arguments: str) -> "subprocess.Popen[str]":
-    quiet = (
-        "import fedskew.plots.run_figure as p; p.draw_run = lambda *a: b'picture'; "
-        "from fedskew.cli.app import main; main()"
-    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", quiet, *arguments], **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen([sys.executable, "-m", "fedskew", *arguments], **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 def lines(path: Path) -> int:

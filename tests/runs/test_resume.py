@@ -26,7 +26,7 @@ from fedskew.runs.folder import (
     FINAL_CLIENTS,
     JOURNAL,
     MODEL,
-    PICTURE,
+    PAGE,
     ROUNDS,
     SUMMARY,
     RunFolder,
@@ -51,15 +51,13 @@ METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KE
 
 # A process that has imported everything and forks a child for every command: a start costs milliseconds.
 # delay: SIGKILL so many seconds after the table has that many lines (0: after the start). kill_at: SIGKILL at that
-# system call that opens, renames, makes or removes something in the run's folder. The figure is not drawn, only
-# written.
+# system call that opens, renames, makes or removes something in the run's folder.
 SERVER = """
 import contextlib, json, os, signal, sys, time
-import fedskew.study.compare, fedskew.plots.run_figure, sklearn.datasets, torch
+import fedskew.study.compare, sklearn.datasets, torch
 from fedskew.cli import app as cli
 
 torch.func.grad(torch.sum)(torch.zeros(2))  # its first call imports half of PyTorch
-fedskew.plots.run_figure.draw_run = lambda *args: b"picture"
 
 def child(job):
     os.chdir(job["cwd"])
@@ -261,12 +259,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 # -- in this process: what a crash leaves behind -----------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable figures, which take longer than all the rest."""
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 @pytest.fixture(scope="module")
@@ -526,7 +518,7 @@ def test_a_crash_between_the_last_round_and_the_end(
     (folder / FINAL_CLIENTS).write_text("client,rows\n0,")
     run = fs.resume(folder)
     assert bits(folder) == expected
-    assert (folder / PICTURE).exists()
+    assert (folder / PAGE).exists()
     assert run.summary["rounds"] == 5
 
 

@@ -50,11 +50,6 @@ def scores(*parts: str) -> list[str]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
     return fs.split(
@@ -629,3 +624,17 @@ def test_a_client_that_is_not_there(ways: list[fs.Run]) -> None:
             run.model_of("seven")
     with pytest.raises(fs.FedskewError, match="unknown client '5'"):
         alone.model_of(5)
+
+
+def test_of_many_clients_some_at_even_steps_are_in_the_table_of_classes(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "iid", clients=300)
+    fs.train(fed, "logreg", rounds=1, per_round=2, folder=tmp_path / "run")
+    with (tmp_path / "run" / "client_classes.csv").open(newline="") as file:
+        head, *lines = csv.reader(file)
+    assert head == ["client/class", *map(str, range(10))]
+    shown = [int(line[0]) for line in lines]
+    assert len(shown) == 250
+    assert (shown[0], shown[-1]) == (0, 299)
+    assert set(np.diff(shown)) == {1, 2}
+    counts = fed.partition.counts(fed.train.y, 10)
+    assert [list(map(int, line[1:])) for line in lines] == counts[shown].tolist()

@@ -31,11 +31,6 @@ VARIANTS = {  # method, model and setting: whether clients share a whole model
 }
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture(scope="module")
 def frames() -> dict[str, pd.DataFrame]:
     """Return the tables of six clients, whose first 20 rows are to be their test rows."""

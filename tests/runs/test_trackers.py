@@ -13,11 +13,6 @@ import pytest
 import fedskew as fs
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
     return fs.split(fs.load("digits"), "iid", clients=3)

@@ -26,11 +26,6 @@ def fed() -> fs.Federation:
     return fs.split(fs.load("digits", validation=0.1), "classes:k=2", clients=5)
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 def trained(
     fed: fs.Federation, algorithm: Any = "ccvr", model: Any = "mlp:hidden=12", **settings: Any
 ) -> fs.Run:

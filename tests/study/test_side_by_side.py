@@ -23,11 +23,6 @@ from fedskew.study.study_runs import _groups
 TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors")
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
-
-
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which every round adds the number of runs that were trained together."""

@@ -145,7 +145,7 @@ class Progress:
     @property
     def details(self) -> list[str]:
         """Return the local loss of the last round, and what was lost, sent and simulated so far."""
-        from fedskew.plots.run_figure import SIZES, TIMES
+        from fedskew.core.units import SIZES, TIMES
 
         if not self.row:
             return []
@@ -176,7 +176,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    from fedskew.plots.run_figure import unit_for
+    from fedskew.core.units import unit_for
 
     unit = unit_for(value, units)
     number = value / units[unit]

@@ -17,6 +17,7 @@ from fedskew.data.targets import DEFAULT_BINS, Targets, bins_of
 
 _SAMPLED_VALUES = 1 << 20
 MOST_LISTED = 50  # names of clients in an error
+_MOST_CLIENTS = 250  # rows of a picture of who holds what
 _SHOWN = 10  # clients and classes in a notebook
 
 
@@ -172,3 +173,8 @@ class Federation:
                 parts.update(np.ascontiguousarray(rows.y).tobytes())
                 parts.update(np.ascontiguousarray(values[::step]).tobytes())
         return parts.hexdigest()
+
+
+def shown_clients(clients: int) -> Ints:
+    """Return the clients that a picture of who holds what has: all, or some at even steps where there are many."""
+    return np.unique(np.linspace(0, clients - 1, min(clients, _MOST_CLIENTS)).astype(np.int64))

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
-from fedskew.plots.run_figure import COLOURS, FATES, NAMES, SHARES
+from fedskew.runs.summary import NAMES
 
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
@@ -20,7 +20,23 @@ MOST_CLASSES = 100  # columns of a matrix
 # Below an axis: that are all shown, and that have room beside each other
 _MOST_NAMES, _MOST_CHARACTERS = 20, 40
 _POINTS = 200  # of a Lorenz curve
-# Okabe and Ito's
+# Colours that colour-blind readers can distinguish (Okabe and Ito).
+COLOURS = {
+    "train": "#999999",
+    "validation": "#009E73",
+    "test": "#0072B2",
+    "own_test": "#D55E00",
+    "trained_test": "#CC79A7",
+    "calibrated_test": "#E69F00",
+}
+FATES = {  # columns of the table of rounds, by name and colour
+    "answered": ("answered", "#56B4E9"),
+    "late": ("late", "#E69F00"),
+    "dropped": ("dropped out", "#D55E00"),
+    "excluded": ("NaN or infinite", "#CC79A7"),
+}
+# Metrics up to 1
+SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedskew.plots.drawing import as_written
-from fedskew.plots.run_figure import SHARES
-from fedskew.report.charts import PALETTE
+from fedskew.report.charts import PALETTE, SHARES
 from fedskew.runs.summary import mean_and_std
 from fedskew.study.comparison_table import Comparison
 from fedskew.study.run_data import RunData

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedskew.core.config import read_file
 from fedskew.core.streams import Ints
-from fedskew.plots.run_figure import shown_clients
+from fedskew.data.federation import shown_clients
 from fedskew.report.loopback import ADDRESS, LoopbackServer
 from fedskew.report.page import live_content, live_page, run_content
 from fedskew.runs import folder as on_disk

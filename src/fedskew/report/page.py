@@ -16,7 +16,6 @@ import numpy as np
 from fedskew import __version__
 from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically
-from fedskew.plots.run_figure import NAMES
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
@@ -26,7 +25,7 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import RunFolder, to_json
 from fedskew.runs.run import Run, open_run, run_on_disk
 from fedskew.runs.runner import only_warned
-from fedskew.runs.summary import without_shared_score
+from fedskew.runs.summary import NAMES, without_shared_score
 from fedskew.study.compared_runs import Compared
 from fedskew.study.run_data import PROFILE, RunData, name_of, spelled
 from fedskew.study.significance import said_p

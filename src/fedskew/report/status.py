@@ -11,10 +11,10 @@ from typing import Any, Literal
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import holder
-from fedskew.plots.run_figure import NAMES
 from fedskew.report.event_log import read_events
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import APP, RUN, Row, RunFolder
+from fedskew.runs.summary import NAMES
 from fedskew.study.study_folder import read_members
 from fedskew.study.study_runs import FAILED
 

@@ -1,1 +1,1 @@
-"""Runs on disk and several runs together: the runner, the run folder, checkpoints, summaries and figures."""
+"""One run on disk: its execution, its folder, its checkpoints, its summary."""

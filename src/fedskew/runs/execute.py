@@ -20,7 +20,7 @@ from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.core.registry import Choice
 from fedskew.core.streams import Ints
-from fedskew.data.federation import Federation
+from fedskew.data.federation import Federation, shown_clients
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
 from fedskew.deploy.remote_clients import Nodes
@@ -28,7 +28,6 @@ from fedskew.deploy.remote_server import RemoteClients, remote_server
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
-from fedskew.plots import run_figure as figures
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, as_callbacks
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
@@ -43,7 +42,6 @@ from fedskew.runs.runner import (
     Steps,
     client_weights,
     finished_files,
-    only_warned,
     resumable,
     run_rounds,
 )
@@ -72,13 +70,12 @@ def starting(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     task: Task | None = None,
     interval: CheckpointInterval | None = None,
-    picture: bool = True,
     nodes: Nodes | None = None,
 ) -> "Steps[Run]":
     """Train one method on one federation and record it: in a fresh folder under ``runs`` when None, nowhere when False.
 
-    ``task`` is a task that was made in Python; without one the settings say which. Drawing the ``picture`` takes longer
-    than some runs: those of a comparison have none. ``nodes`` are clients on machines of their own.
+    ``task`` is a task that was made in Python; without one the settings say which. ``nodes`` are
+    clients on machines of their own.
     """
     server, config = prepare(fed, model, algorithm, settings, task, nodes)
     _warn_of_differences(fed)
@@ -92,7 +89,7 @@ def starting(
                 on_disk.CLIENTS: [],
                 on_disk.TIMING: [],
             }
-            return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
+            return (yield from _drive(server, None, tables, config, callbacks, interval))
         if isinstance(folder, (str, os.PathLike)):
             place = Path(folder)
         else:
@@ -105,9 +102,7 @@ def starting(
         with locked(disk.path):
             tables = {on_disk.ROUNDS: [], on_disk.TIMING: []}
             return (
-                yield from _drive(
-                    server, Checkpoints(disk), tables, config, callbacks, interval, picture
-                )
+                yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval)
             )
 
 
@@ -153,12 +148,11 @@ def resuming(
     workers: int | None = None,
     interval: CheckpointInterval | None = None,
     latest: int | None = None,
-    picture: bool = True,
     nodes: Nodes | None = None,
 ) -> "Steps[Run]":
     """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there.
 
-    The others are those of ``fedskew.resume``, ``interval`` and ``picture`` those of ``starting``.
+    The others are those of ``fedskew.resume``, ``interval`` and ``nodes`` those of ``starting``.
     """
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
@@ -202,9 +196,7 @@ def resuming(
             found = InMemory(server, _trained(server), tables, config, disk.path)
             return Run(disk.read_json(on_disk.SUMMARY), disk.path, found)
         with with_workers(server, config):
-            return (
-                yield from _drive(server, checkpoints, tables, config, callbacks, interval, picture)
-            )
+            return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
 
 
 def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -409,7 +401,6 @@ def _drive(
     config: Mapping[str, Any],
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     interval: CheckpointInterval | None,
-    picture: bool,
 ) -> "Steps[Run]":
     """Ask for all rounds, and write the last files of the run."""
     if checkpoints:
@@ -429,7 +420,7 @@ def _drive(
             with _model_kept(server, disk):
                 yield from run_rounds(server, checkpoints, tables, watching, interval)
         with resumable(server, disk):
-            run = _finish(server, disk, tables, config, picture)
+            run = _finish(server, disk, tables, config)
         for callback in watching:
             callback.on_run_end(run)
     return run
@@ -451,7 +442,6 @@ def _finish(
     disk: RunFolder | None,
     tables: dict[str, list[Any]],
     config: Mapping[str, Any],
-    picture: bool,
 ) -> Run:
     if disk and isinstance(server.clients, RemoteClients):
         # Before clients are asked again, who may not answer
@@ -509,12 +499,6 @@ def _finish(
             }
             files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
         finished_files(disk, files, summary)
-        if picture:
-            with only_warned(str(disk.path / on_disk.PICTURE)):
-                disk.write(
-                    on_disk.PICTURE,
-                    figures.draw_run(tables[on_disk.ROUNDS], fed, summary, server.headline.name),
-                )
     tables[on_disk.FINAL_CLIENTS] = final
     folder = None
     if disk:
@@ -551,7 +535,7 @@ def _class_files(names: Sequence[str], matrices: Mapping[str, Ints | None]) -> d
 def _client_classes(fed: Federation) -> bytes:
     """Return how many training rows of each class the clients hold, of some at even steps where there are many."""
     columns = fed.label_columns
-    clients = figures.shown_clients(fed.clients)
+    clients = shown_clients(fed.clients)
     names = fed.client_names
     counts = columns.counts(fed.partition, clients)
     return on_disk.counts_to_csv(

@@ -45,7 +45,7 @@ ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = (
     "timing.csv",
     "clients_final.csv",
 )
-MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
+MODEL, SUMMARY, PAGE = "model.safetensors", "summary.json", "report.html"
 EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
 APP, RUN = "app", "run"  # in the folder of a deployment
 GROUP = "group.json"  # the runs of a comparison, in the folder around them

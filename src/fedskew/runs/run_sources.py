@@ -32,7 +32,8 @@ from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder
 from fedskew.runs.summary import SHARED_MODEL
-from fedskew.server.server import Server, models_away
+from fedskew.server.clients import models_away
+from fedskew.server.server import Server
 from fedskew.tasks.task import Task, resolve
 from fedskew.tasks.thresholds import Threshold
 

@@ -17,6 +17,15 @@ from fedskew.tasks.task import Headline, Task
 
 Row = dict[str, Any]
 
+# Whose scores the table of rounds has, and on which rows
+NAMES = {
+    "train": "global model, training rows",
+    "validation": "global model, validation rows",
+    "test": "global model, test rows",
+    "own_test": "clients' own models, test rows",
+    "trained_test": "clients' models after local training, test rows",
+    "calibrated_test": "global model with a new head, test rows",
+}
 SHARED_MODEL = "shared_model"  # whether clients share a whole model: ``whole``, or why they do not
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
 _NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
@@ -56,7 +65,7 @@ def summarise(
     task = task or Classification()
     headline = task.headline(metric)
     result: Row = {"rounds": len(rounds)}
-    for part in ("train", "validation", "test", "own_test", "trained_test", "calibrated_test"):
+    for part in NAMES:
         result |= _last_and_best(rounds, part, task, headline)
     result |= _late_oscillation(rounds, headline.name)
     for part in ("test", "calibrated_test") if headline.sign > 0 else ():

@@ -12,7 +12,7 @@ import numpy as np
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice
-from fedskew.plots.run_figure import SIZES, TIMES, unit_for
+from fedskew.core.units import SIZES, TIMES, unit_for
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
 from fedskew.runs.run import open_run

@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
+from fedskew.core.units import SIZES, TIMES, unit_for
 from fedskew.engine.job import WHOLE
 from fedskew.heterogeneity.effects import cramers_v
 from fedskew.heterogeneity.fairness import gini
-from fedskew.plots.run_figure import NAMES, SIZES, TIMES, unit_for
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.summary import SHARED_MODEL
+from fedskew.runs.summary import NAMES, SHARED_MODEL
 
 Columns = dict[str, list[Any]]
 CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown

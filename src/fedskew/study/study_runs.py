@@ -254,7 +254,6 @@ class _Group:
                             workers=experiment.workers,
                             interval=interval,
                             latest=latest,
-                            picture=False,
                         )
                     )
                 settings = experiment.settings()
@@ -268,7 +267,6 @@ class _Group:
                         watching,
                         None,
                         interval,
-                        False,
                     )
                 )
         except DivergedError as problem:
