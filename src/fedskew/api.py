@@ -18,7 +18,7 @@ from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.federate import load, split
 from fedskew.runs.run import Run, open_run
-from fedskew.runs.runner import alone
+from fedskew.runs.runner import Resumption, Watch, alone
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
 
@@ -60,10 +60,8 @@ def train(
     if isinstance(settings.get("task"), (Task, type)):
         own = resolve_task(settings["task"])
         settings["task"] = FROM_PYTHON
-    watching = [PageWriter(), *as_callbacks(callbacks)]
-    return alone(
-        starting(fed, model, resolve(algorithm), Settings(**settings), folder, watching, own)
-    )
+    watch = Watch([PageWriter(), *as_callbacks(callbacks)])
+    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, watch, own))
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -113,11 +111,9 @@ def resume(
         force: use the last intact checkpoint, and accept a changed configuration, model or algorithm
         workers: how many, if the run began with another number of them
     """
-    watching = [PageWriter(), *as_callbacks(callbacks)]
-    steps = resuming(
-        Path(folder), fed, model, algorithm, task, callbacks=watching, force=force, workers=workers
-    )
-    return alone(steps)
+    how = Resumption(force, workers)
+    watch = Watch([PageWriter(), *as_callbacks(callbacks)])
+    return alone(resuming(Path(folder), fed, model, algorithm, task, how=how, watch=watch))
 
 
 def compare(

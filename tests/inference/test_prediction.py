@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
+from fedskew.core.manifest import manifest
 from fedskew.inference.exported_model import export_model
 from fedskew.inference.prediction import decide, features, outputs_of, predict_file, probabilities
-from fedskew.runs.folder import manifest, read_manifest
+from fedskew.runs.folder import FORMAT, RunFolder
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.thresholds import Threshold
@@ -378,7 +379,9 @@ def test_a_folder_that_does_not_name_its_last_checkpoint_is_read(tmp_path: Path)
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
     run = fs.train(fed, "logreg", "ditto", rounds=2, checkpoint_every=1, folder=tmp_path / "run")
     path = tmp_path / "run" / "final.json"
-    path.write_bytes(manifest(read_manifest(path)["files"]))  # as 0.2.0 wrote it
+    path.write_bytes(
+        manifest(RunFolder(path.parent).manifest(path.name)["files"], FORMAT)
+    )  # as 0.2.0 wrote it
     rows = fed.test.x[:20]
     assert fs.open_run(tmp_path / "run").predict(rows, client=0).equals(run.predict(rows, client=0))
     (tmp_path / "run" / "checkpoints" / "00000002.json").unlink()

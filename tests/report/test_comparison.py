@@ -21,8 +21,8 @@ from fedskew.core.config import read_file
 from fedskew.report.comparison_figures import COLUMN, PAGE, draw_ranks
 from fedskew.report.comparison_files import in_latex, in_markdown
 from fedskew.report.page import report
-from fedskew.runs.execute import facts
 from fedskew.runs.folder import resume_command
+from fedskew.runs.summary import facts
 from fedskew.server.scorer import Scorer
 from fedskew.server.server import Server
 from fedskew.study import study_folder

@@ -35,7 +35,7 @@ from fedskew.runs.choices import as_table
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.runner import alone
+from fedskew.runs.runner import Watch, alone
 from fedskew.tasks.task import BY_TARGET
 from fedskew.tasks.task import resolve as resolve_task
 
@@ -76,8 +76,9 @@ def run_on_nodes(
     fed = _federation(described, facts, pipeline, choice, experiment, seed)
     settings = replace(experiment.settings(), engine="flower")
     if known:
-        return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
-    return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
+        return alone(resuming(folder, fed, watch=Watch(callbacks), nodes=nodes))
+    watch = Watch(callbacks)
+    return alone(starting(fed, experiment.model, method, settings, folder, watch, nodes=nodes))
 
 
 def check_experiment(values: Mapping[str, Any], nodes: int) -> None:

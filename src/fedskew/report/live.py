@@ -20,11 +20,10 @@ from fedskew.report.loopback import ADDRESS, LoopbackServer
 from fedskew.report.page import live_content, live_page, run_content
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
-from fedskew.runs.execute import facts
 from fedskew.runs.folder import Row, RunFolder, to_json
 from fedskew.runs.run import Run, run_on_disk
 from fedskew.runs.runner import client_weights, only_warned
-from fedskew.runs.summary import summarise
+from fedskew.runs.summary import facts, summarise
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 from fedskew.study.run_data import Holdings, RunData

@@ -39,13 +39,18 @@ class _Function(Callback):
 
 def as_callbacks(given: Any) -> list[Callback]:
     """Return callbacks from callbacks and functions: one, or several."""
+    if isinstance(given, Callback) or callable(given):
+        given = [given]
     found: list[Callback] = []
-    for one in [given] if isinstance(given, Callback) or callable(given) else given:
-        if not isinstance(one, Callback) and not callable(one):
+    for one in given:
+        if isinstance(one, Callback):
+            found.append(one)
+        elif callable(one):
+            found.append(_Function(one))
+        else:
             raise FedskewError(
                 f"a callback is a fedskew.Callback or a function of (result, rounds), got {type(one).__name__}"
             )
-        found.append(one if isinstance(one, Callback) else _Function(one))
     return found
 
 
@@ -70,7 +75,10 @@ class EarlyStopping(Callback):
         self.sign = server.headline.sign
         self.best = -float("inf")
         self.best_round = 0
-        self.stopped = any([self._stops(row) for row in rows])  # noqa: C419 - all rows are evaluated
+        self.stopped = False
+        for row in rows:
+            if self._stops(row):
+                self.stopped = True
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
         """Return True if the last rounds brought no improvement."""
@@ -81,8 +89,6 @@ class EarlyStopping(Callback):
         if value is not None and self.sign * value > self.best:
             self.best = self.sign * value
             self.best_round = row["round"]
-        return (
-            bool(self.patience)
-            and value is not None
-            and row["round"] - self.best_round >= (self.patience or 0)
-        )
+        if not self.patience or value is None:
+            return False
+        return bool(row["round"] - self.best_round >= self.patience)

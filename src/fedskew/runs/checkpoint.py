@@ -19,18 +19,18 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.manifest import Digest, manifest
 from fedskew.core.trees import Tensors
 from fedskew.engine.job import LOCAL
 from fedskew.runs.folder import (
     CHECKPOINTS,
     CONFIG,
+    FINAL,
+    FORMAT,
     JOURNAL,
     MODEL,
     SUMMARY,
-    Digest,
     RunFolder,
-    manifest,
-    read_manifest,
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
@@ -79,9 +79,8 @@ class Checkpoints:
         journal = {f"{JOURNAL}/{disk.journal(number).name}" for number in files}
         relied = {name: self._digests[name] for name in sorted(journal)}
         relied |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
-        disk.write_inside(
-            disk.checkpoint(server.round, "json"), manifest(relied, round=server.round)
-        )
+        listed = manifest(relied, FORMAT, round=server.round)
+        disk.write_inside(disk.checkpoint(server.round, "json"), listed)
         self._files, self._bytes = files, size
         self._named[server.round] = journal
         self._remove_old()
@@ -90,14 +89,11 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Keep the last checkpoints and their part of the journal; manifests are removed first."""
-        self._named = {
-            round: self._named[round] for round in sorted(self._named, reverse=True)[:KEPT]
-        }
-        manifests, states = (
-            {f"{round:08d}.{suffix}" for round in self._named} for suffix in ("json", "safetensors")
-        )
-        self.disk.remove_inside(CHECKPOINTS, manifests, "json")
-        self.disk.remove_inside(CHECKPOINTS, states, "safetensors")
+        for round in sorted(self._named, reverse=True)[KEPT:]:
+            del self._named[round]
+        for suffix in ("json", "safetensors"):
+            kept = {f"{round:08d}.{suffix}" for round in self._named}
+            self.disk.remove_inside(CHECKPOINTS, kept, suffix)
         journal = set()
         for names in self._named.values():
             for name in names:
@@ -133,22 +129,22 @@ class Checkpoints:
         later ones are damaged. With ``latest`` it is the last one up to that round, if there is one.
         """
         rounds = self.disk.checkpoints()
-        rounds = [round for round in rounds if latest is None or round <= latest] or rounds
+        if latest is not None:
+            rounds = [round for round in rounds if round <= latest] or rounds
         if not rounds and self.disk.finished:
             raise FedskewError(
                 f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}"
             )
         if self.disk.finished:
-            rounds = [self.disk.final_checkpoint()]
+            rounds = [final_checkpoint(self.disk)]
         chosen = self._choose(rounds, force)
         tables: Mapping[str, Digest] = {}
         if chosen is not None:
             round, tables = chosen
             path = self.disk.checkpoint(round, "safetensors")
             flat = tensors_from_bytes(path.read_bytes())
-            if _fixed({**server.checkpoint_without_stores(), FILES: torch.zeros(2)}) != _fixed(
-                flat
-            ):
+            expected = {**server.checkpoint_without_stores(), FILES: torch.zeros(2)}
+            if _fixed(flat) != _fixed(expected):
                 raise FedskewError(
                     f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?"
                 )
@@ -180,17 +176,15 @@ class Checkpoints:
         return whole
 
     def _verified(self, round: int) -> dict[str, Digest]:
-        found = read_manifest(self.disk.checkpoint(round, "json"))
+        path = self.disk.checkpoint(round, "json")
+        found = self.disk.manifest(f"{CHECKPOINTS}/{path.name}")
         files: dict[str, Digest] = found["files"]
         state = f"{CHECKPOINTS}/{round:08d}.safetensors"
         if found.get("round") != round or state not in files:
-            raise FedskewError(
-                f"{self.disk.checkpoint(round, 'json')} is damaged: it is not that of round {round}"
-            )
-        known = self._digests.items()  # files of a later checkpoint were read before
-        self.disk.verify(
-            {name: digest for name, digest in files.items() if (name, digest) not in known}
-        )
+            raise FedskewError(f"{path} is damaged: it is not that of round {round}")
+        for name, digest in files.items():
+            if self._digests.get(name) != digest:  # no file of a later checkpoint, which was read
+                self.disk.verify({name: digest})
         return files
 
     def _advice(self, whole: tuple[int, dict[str, Digest]] | None) -> str:
@@ -204,7 +198,8 @@ class Checkpoints:
         )
 
     def _read_journal(self, files: range, stores: Mapping[str, ClientStore]) -> None:
-        self._files, self._bytes = files, sum(self._read(number, stores) for number in files)
+        self._files = files
+        self._bytes = sum(self._read(number, stores) for number in files)
         for store in stores.values():
             store.mark_saved()
 
@@ -236,11 +231,40 @@ class OwnPart:
     away: bool = False
 
 
+def final_checkpoint(disk: RunFolder) -> int:
+    """Return the round of the checkpoint with which a finished run ended.
+
+    Raise an error if it is gone or changed: the one before has older models of clients.
+    """
+    rounds = disk.checkpoints()
+    if not rounds:
+        raise FedskewError(
+            f"{disk.path / CHECKPOINTS} is gone, and with it the clients' own models"
+        )
+    recorded = disk.manifest(FINAL).get("checkpoint")
+    if recorded is None:  # a version up to 0.2.0 wrote the folder
+        if rounds[0] < disk.read_json(SUMMARY)["rounds"]:
+            raise FedskewError(
+                f"{disk.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back"
+            )
+        return rounds[0]
+    round = int(recorded["round"])
+    name = f"{CHECKPOINTS}/{round:08d}.json"
+    try:
+        disk.verify({name: Digest(recorded["size"], recorded["sha256"])})
+    except FedskewError as problem:
+        raise FedskewError(
+            f"{problem}: it names the models of clients after the last round, put it back"
+        ) from None
+    return round
+
+
 def own_part(disk: RunFolder, client: int) -> OwnPart:
     """Return what a client of a finished run has for itself, from the last checkpoint."""
-    round = disk.final_checkpoint()
-    files = read_manifest(disk.checkpoint(round, "json"))["files"]
-    disk.verify({name: digest for name, digest in files.items() if "/" in name})
+    round = final_checkpoint(disk)
+    for name, digest in disk.checkpoint_files(round).items():
+        if "/" in name:
+            disk.verify({name: digest})
     flat = tensors_from_bytes(disk.checkpoint(round, "safetensors").read_bytes())
     names: dict[str, frozenset[str]] = {}
     found: dict[str, Tensors] = {}
@@ -256,18 +280,17 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
         place = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
         if place:
             found[store] = {name: value[place[-1]] for name, value in own.items()}
-    away = []
-    for name in flat:
-        if name.startswith(f"{AWAY}/"):
-            away.append(name.split("/", 2)[1:])
-    for store, name in away:
-        names[store] = names.get(store, frozenset()) | {name}
+    none = frozenset[str]()
+    away = False
+    for entry in flat:
+        if entry.startswith(f"{AWAY}/"):
+            _, store, name = entry.split("/", 2)
+            names[store] = names.get(store, none) | {name}
+            away = True
+    store = OWN
     if PERSONAL in names:
         store = PERSONAL
-    else:
-        store = OWN
-    none = frozenset[str]()
-    return OwnPart(names.get(store, none), found.get(store), names.get(OWN, none), bool(away))
+    return OwnPart(names.get(store, none), found.get(store), names.get(OWN, none), away)
 
 
 def _named(name: str, rows: Tensors) -> Tensors:
@@ -275,18 +298,18 @@ def _named(name: str, rows: Tensors) -> Tensors:
 
 
 def _fixed(flat: Tensors) -> dict[str, torch.Size]:
-    result: dict[str, torch.Size] = {}
-    for name, value in flat.items():
-        if name.startswith(FIXED):
-            result[name] = value.shape
-    return result
+    """Return the shapes that follow from the model and the algorithm, by name."""
+    return {name: value.shape for name, value in flat.items() if name.startswith(FIXED)}
 
 
 def _fits(rows: Tensors, form: Tensors, clients: str) -> bool:
     """Return whether names, types and shapes are those of ``form``, with a row for each of the clients."""
+    if rows.keys() != form.keys():
+        return False
+    count = 0
     if clients in rows:
         count = rows[clients].numel()
-    else:
-        count = 0
-    found = {name: (value.dtype, value.shape) for name, value in rows.items()}
-    return found == {name: (value.dtype, (count, *value.shape[1:])) for name, value in form.items()}
+    for name, value in form.items():
+        if rows[name].dtype != value.dtype or rows[name].shape != (count, *value.shape[1:]):
+            return False
+    return True

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedskew.algorithms.contract import algorithms
+from torch import nn
+
+from fedskew.algorithms.contract import Algorithm, algorithms, choice_of
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import place
 from fedskew.core.registry import Choice, Composition, Registry
@@ -11,6 +13,7 @@ from fedskew.data import catalogue
 from fedskew.data.dataset import datasets
 from fedskew.engine.lr_schedule import schedules
 from fedskew.fleet.machines import fleets
+from fedskew.models.build import ModelSpec
 from fedskew.models.network import models
 from fedskew.skew.skews import skews
 from fedskew.tasks.task import tasks
@@ -30,10 +33,9 @@ REGISTRIES: Mapping[str, Registry[Any]] = {
 def choose(kind: str, spec: Any) -> Choice:
     """Return a validated choice; what stands for a Python object is refused."""
     if from_python(spec):
+        what = ""
         if isinstance(spec, Mapping) and "class" in spec:
             what = f" ({spec['class']})"
-        else:
-            what = ""
         raise FedskewError(
             f"{kind}={FROM_PYTHON} stands for a Python object{what}: run it from Python, choose another {kind}, or "
             "register its class under a name and import it: fedskew --import FILE run ... (CONTRIBUTING.md)"
@@ -62,19 +64,34 @@ def brief(kind: str, spec: Any) -> str:
         return str(REGISTRIES[kind].brief(choose(kind, spec)))
     if not isinstance(spec, Mapping):
         return FROM_PYTHON
-    return str(
-        Choice(
-            spec.get("class", FROM_PYTHON),
-            {key: value for key, value in spec.items() if key not in ("name", "class")},
-        )
-    )
+    options = dict(spec)
+    options.pop("name")
+    return str(Choice(options.pop("class", FROM_PYTHON), options))
 
 
-def described(things: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def model_as_table(model: ModelSpec) -> dict[str, Any] | str:
+    """Return a model as a configuration holds it."""
+    if isinstance(model, (str, Mapping, Choice)):
+        return as_table("model", model)
+    if isinstance(model, nn.Module):
+        return _described([type(model)], {})
+    return _described([model], {})
+
+
+def method_as_table(algorithm: Algorithm) -> dict[str, Any] | str:
+    """Return a method as a configuration holds it."""
+    if algorithms.name_of(type(algorithm)) is not None:
+        return as_table("algorithm", choice_of(algorithm))
+    return _described(algorithm.parts or (type(algorithm),), algorithm.options())
+
+
+def _described(things: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table that says of what classes or functions a Python object is; it cannot be made again from that."""
     return {"name": FROM_PYTHON, "class": " + ".join(map(place, things)), **options}
 
 
 def from_python(spec: Any) -> bool:
     """Return whether a choice in a configuration stands for a Python object."""
-    return FROM_PYTHON in (spec, spec.get("name") if isinstance(spec, Mapping) else None)
+    if isinstance(spec, Mapping):
+        return bool(spec.get("name") == FROM_PYTHON)
+    return bool(spec == FROM_PYTHON)

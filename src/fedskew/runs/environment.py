@@ -77,10 +77,9 @@ def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
     for one in wanted:
         digest = digest_of(one.module)
         if digest is None:
+            gone = ""
             if one.source.endswith(".py") and not Path(one.source).exists():
                 gone = " (which is not there any more)"
-            else:
-                gone = ""
             raise FedskewError(
                 f"{folder}: the run uses code of {one.source}{gone}: if you trust that code, import it again: {command}"
             )
@@ -102,12 +101,11 @@ def check_same(
                 f"({_first_change(began[name], now[name])}): "
                 f"put it back, or resume anyway: {resume_command(disk.path)} --force"
             )
-    around = ("fedskew", "python", "torch", "numpy", "platform", "device")
-    if changed := [
-        f"{name} was {began[name]} and is {now[name]}"
-        for name in around
-        if began.get(name) != now[name]
-    ]:
+    changed = []
+    for name in ("fedskew", "python", "torch", "numpy", "platform", "device"):
+        if began.get(name) != now[name]:
+            changed.append(f"{name} was {began[name]} and is {now[name]}")
+    if changed:
         warnings.warn(
             f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=5
         )
@@ -131,10 +129,9 @@ def _alike(began: Any, now: Any) -> bool:
 
 
 def _first_change(began: Any, now: Mapping[str, Any]) -> str:
+    before: Mapping[str, Any] = {}
     if isinstance(began, Mapping):
         before = began
-    else:
-        before = {}
     name = next(name for name in now if not _alike(before.get(name), now[name]))
     if name == "answers":
         return "it answers fixed rows otherwise"

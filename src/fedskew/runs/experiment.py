@@ -19,7 +19,7 @@ from fedskew.runs.execute import prepare, read_config, resuming, starting
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.runner import alone
+from fedskew.runs.runner import Resumption, Watch, alone
 from fedskew.server import refusals
 
 
@@ -46,7 +46,8 @@ def run_experiment(
         on_disk.must_be_new(Path(folder))
     fed = fed or federate(experiment)
     method = resolve(experiment.algorithm)
-    return alone(starting(fed, experiment.model, method, experiment.settings(), folder, callbacks))
+    settings, watch = experiment.settings(), Watch(callbacks)
+    return alone(starting(fed, experiment.model, method, settings, folder, watch))
 
 
 def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
@@ -62,13 +63,12 @@ def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) 
         if not from_python(config.get(kind, FROM_PYTHON)):
             choices[kind] = as_table(kind, config[kind])
     defaults: dict[str, Any] = {}
-    for f in fields(Experiment):
-        if f.name not in config:
-            defaults[f.name] = f.default
+    for field in fields(Experiment):
+        if field.name not in config:
+            defaults[field.name] = field.default
+    usual = {}
     if defaults:
         usual = _resolved(fed, replace(experiment, **defaults))
-    else:
-        usual = {}
     return {**usual, **config, **tomllib.loads(to_toml(choices))}
 
 
@@ -91,4 +91,5 @@ def run_or_resume(
                 f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "
                 f"choose another folder, or resume what it holds ({on_disk.resume_command(folder)})"
             )
-    return alone(resuming(folder, fed=fed, callbacks=callbacks, workers=experiment.workers))
+    how = Resumption(workers=experiment.workers)
+    return alone(resuming(folder, fed, how=how, watch=Watch(callbacks)))

@@ -42,15 +42,12 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
     if hasattr(spec, "columns") or (
         isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)
     ):
+        held = None
         if valid["validation"]:
             held = Split("validation", valid["validation"], valid["seed"])
-        else:
-            held = None
         return from_frames(spec, held, options)
     if options:
         spec = _with_options(spec, options)
-    else:
-        spec = spec
     data = catalogue.load(spec, **valid)
     recipe = {
         "data": as_table("data", spec),
@@ -64,8 +61,12 @@ def _with_options(
     spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a data set by name with further options."""
-    choice = parse(spec, "data set") if isinstance(spec, str) else spec
-    given = dict(choice) if isinstance(choice, Mapping) else {"name": choice.name, **choice.options}
+    if isinstance(spec, str):
+        spec = parse(spec, "data set")
+    if isinstance(spec, Mapping):
+        given = dict(spec)
+    else:
+        given = {"name": spec.name, **spec.options}
     for name in options:
         if name in given:
             raise FedskewError(
@@ -77,10 +78,7 @@ def _with_options(
 def _valid(where: str, **values: Any) -> dict[str, Any]:
     """Return arguments that are settings as well, converted and checked as those are."""
     known = options_of(Experiment)
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        result[name] = known[name].convert(value, where)
-    return result
+    return {name: known[name].convert(value, where) for name, value in values.items()}
 
 
 def split(
@@ -125,45 +123,56 @@ def split(
     dataset = _dataset(data, label, group, task).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
-    else:
-        skew = skew
     natural = not callable(skew) and skews.choose(skew).name == "natural"
-    if natural and dataset.silos and clients not in (None, len(dataset.silos)):
-        raise FedskewError(
-            f"clients={clients}: {dataset.name} comes with its {len(dataset.silos)} clients "
-            f"({', '.join(dataset.groups[:5])}{', …' if len(dataset.groups) > 5 else ''}): leave clients out, or "
-            "choose a skew that partitions all rows anew (skew=iid)"
-        )
-    if clients is None and not natural:
+    if natural:
+        _check_clients(dataset, clients)
+    elif clients is None:
         clients = DEFAULT_CLIENTS
-    if callable(skew):
-        skew = skew
-    else:
+    if not callable(skew):
         skew = _numbered(skew, dataset.groups)
     if target is None:
-        result = partition_rows(skew, dataset.train, clients, seed)
+        divided = partition_rows(skew, dataset.train, clients, seed)
     else:
-        found = find(
-            skew, dataset.train, clients, seed, target, classes=len(dataset.label_names) or None
-        )
-        skew, result = found.spec, found.result
-    partition, held_out = result.partition, None
+        labels = len(dataset.label_names) or None
+        found = find(skew, dataset.train, clients, seed, target, classes=labels)
+        skew, divided = found.spec, found.result
+    partition, held_out = divided.partition, None
     if client_test:
-        partition, held_out = client_holdout(partition, result.rows, client_test, seed)
+        partition, held_out = client_holdout(partition, divided.rows, client_test, seed)
     recipe: Mapping[str, Any] = {}
-    same_seed = not dataset.recipe.get("validation") or dataset.recipe["split_seed"] == seed
-    if dataset.recipe and not callable(skew) and same_seed:
-        made = {
-            "skew": as_table("skew", skews.settle(skew, result.partition.settled)),
+    if not callable(skew) and _is_made_again_by(dataset.recipe, seed):
+        recipe = {
+            **dataset.recipe,
+            "skew": as_table("skew", skews.settle(skew, divided.partition.settled)),
             "clients": partition.clients,
             "split_seed": seed,
             "client_test": client_test,
             "bins": bins,
         }
-        recipe = {**dataset.recipe, **made}
-    return Federation(
-        dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows
+    treated = None
+    if divided.rows is not dataset.train:
+        treated = divided.rows
+    return Federation(dataset, partition, held_out, recipe, treated)
+
+
+def _check_clients(dataset: Dataset, clients: int | None) -> None:
+    """Refuse another number of clients than that of a data set which comes with its clients."""
+    if not dataset.silos or clients in (None, len(dataset.silos)):
+        return
+    names = ", ".join(dataset.groups[:5])
+    if len(dataset.groups) > 5:
+        names += ", …"
+    raise FedskewError(
+        f"clients={clients}: {dataset.name} comes with its {len(dataset.silos)} clients ({names}): leave clients out, "
+        "or choose a skew that partitions all rows anew (skew=iid)"
     )
+
+
+def _is_made_again_by(recipe: Mapping[str, Any], seed: int) -> bool:
+    """Return whether a data set is made again by its recipe, its validation rows by this seed."""
+    if not recipe:
+        return False
+    return not recipe.get("validation") or recipe["split_seed"] == seed
 
 
 def usual_skew(data: Dataset) -> str:
@@ -177,9 +186,8 @@ def _dataset(
     data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task"
 ) -> Dataset:
     """Return what ``load`` returned as it is, and arrays or a data frame as a data set for the task."""
-    if task == AUTO:
-        wanted = None
-    else:
+    wanted = None
+    if task != AUTO:
         wanted = resolve(task).target
     if not isinstance(data, Dataset):
         return from_arrays(data, label=label, group=group, target=wanted or "class")
@@ -203,10 +211,9 @@ def _numbered(
 
 def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
     """Return the federation of an experiment; ``data`` avoids reading it again."""
-    if experiment.split_seed is None:
+    seed = experiment.split_seed
+    if seed is None:
         seed = experiment.seed
-    else:
-        seed = experiment.split_seed
     data = data or load(experiment.data, validation=experiment.validation, seed=seed)
     held, bins = experiment.client_test, experiment.bins
     return split(data, experiment.skew, experiment.clients, seed=seed, client_test=held, bins=bins)

@@ -16,7 +16,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
+from fedskew.core.manifest import Digest, manifest, read_manifest
 from fedskew.core.plugins import imported
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.writing import sync, write_atomically, writing
@@ -39,12 +39,8 @@ NODES = "nodes"  # folder in which simulated nodes keep the state of their clien
 OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, and the names of these
 # How new data become features, the names of the classes and of the clients
 PIPELINE = "pipeline.json"
-ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = (
-    "rounds.csv",
-    "clients.csv",
-    "timing.csv",
-    "clients_final.csv",
-)
+ROUNDS, CLIENTS, TIMING = "rounds.csv", "clients.csv", "timing.csv"
+FINAL_CLIENTS = "clients_final.csv"
 MODEL, SUMMARY, PAGE = "model.safetensors", "summary.json", "report.html"
 EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
 APP, RUN = "app", "run"  # in the folder of a deployment
@@ -58,6 +54,7 @@ CHECKPOINTS = "checkpoints"
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
 # Of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 FORMAT = 3
+_FORMATS = range(2, FORMAT + 1)  # those with manifests
 TABLES = (ROUNDS, CLIENTS, TIMING)
 _LINES = 100_000  # that are converted at a time
 _END = 2**16  # bytes of a table that are read first for its last rows
@@ -69,16 +66,14 @@ def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
 
     A run of a comparison is resumed with all others of it.
     """
-    path = path.parent if (path.parent / GROUP).is_file() else path
-    sources = [one.source for one in imported()] if imports is None else imports
-    return " ".join(
-        [
-            "fedskew",
-            *(f"--import {shlex.quote(source)}" for source in sources),
-            "resume",
-            shlex.quote(str(path)),
-        ]
-    )
+    if (path.parent / GROUP).is_file():
+        path = path.parent
+    if imports is None:
+        imports = [one.source for one in imported()]
+    words = ["fedskew"]
+    for source in imports:
+        words.append(f"--import {shlex.quote(source)}")
+    return " ".join([*words, "resume", shlex.quote(str(path))])
 
 
 class TakenError(FedskewError):
@@ -116,69 +111,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-@dataclass(frozen=True)
-class Digest:
-    """The content of a file, or the beginning of a growing table: a number of bytes and their SHA-256."""
-
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, content: bytes) -> "Digest":
-        """Return the digest of a whole file."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
-
-
-def manifest(files: Mapping[str, Digest], format: int = FORMAT, **facts: Any) -> bytes:
-    """Return files with their digests as JSON, with a checksum of that itself."""
-    content = {
-        "format": format,
-        **facts,
-        "files": {name: vars(digest) for name, digest in files.items()},
-    }
-    return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the content of a manifest, with ``files`` as digests; raise an error if it was changed."""
-    try:
-        content = json.loads(path.read_bytes())
-        if content["format"] not in range(2, FORMAT + 1):
-            raise FedskewError(
-                f"{path} has the format {content['format']!r}, and this version of fedskew reads 2 to {FORMAT}: "
-                "use the version that wrote it"
-            )
-        checksum = content.pop("checksum")
-        content["files"] = {name: Digest(**digest) for name, digest in content["files"].items()}
-        plain = {
-            **content,
-            "files": {name: vars(digest) for name, digest in content["files"].items()},
-        }
-        whole = (
-            checksum == _checksum(plain)
-            and manifest(content["files"], **_facts(content)) == path.read_bytes()
-        )
-    except FileNotFoundError:
-        raise FedskewError(f"{path} is gone") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        if isinstance(problem, FedskewError):
-            raise
-        raise FedskewError(
-            f"{path} is damaged: it is no manifest ({type(problem).__name__})"
-        ) from None
-    if not whole:
-        raise FedskewError(f"{path} is damaged: its checksum is not that of its content")
-    return dict(content)
-
-
-def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name != "files"}
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def to_json(content: Any, indent: int | None = None) -> str:
     """Return strict JSON: NaN and infinity become null."""
     try:
@@ -213,7 +145,8 @@ def counts_to_csv(corner: str, down: Sequence[str], across: Sequence[str], count
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow([corner, *across])
-    lines.writerows([name, *row] for name, row in zip(down, counts.tolist(), strict=True))
+    for name, row in zip(down, counts.tolist(), strict=True):
+        lines.writerow([name, *row])
     return text.getvalue().encode()
 
 
@@ -221,17 +154,18 @@ def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[in
     """Return what ``counts_to_csv`` wrote."""
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
-        return (
-            first[0],
-            [line[0] for line in lines],
-            first[1:],
-            [[int(count) for count in line[1:]] for line in lines],
-        )
+        down, counts = [], []
+        for name, *row in lines:
+            down.append(name)
+            counts.append([int(count) for count in row])
+    return first[0], down, first[1:], counts
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
     """Return the names of the columns of rows, which all have the same."""
-    return list(rows.columns if isinstance(rows, ClientTable) else rows[0])
+    if isinstance(rows, ClientTable):
+        return list(rows.columns)
+    return list(rows[0])
 
 
 def to_csv(rows: Sequence[Row], header: bool) -> bytes:
@@ -241,7 +175,8 @@ def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     if header:
         table.writeheader()
     if isinstance(rows, ClientTable):
-        text.writelines(f"{line}\n" for line in rows.lines())
+        for line in rows.lines():
+            text.write(f"{line}\n")
     else:
         table.writerows(rows)
     return text.getvalue().encode()
@@ -279,7 +214,7 @@ class RunFolder:
             written = {}
             for file in sorted(part.iterdir()):
                 written[file.name] = Digest.of(file.read_bytes())
-            (part / START).write_bytes(manifest(written))
+            (part / START).write_bytes(manifest(written, FORMAT))
         return cls(path)
 
     @classmethod
@@ -308,12 +243,18 @@ class RunFolder:
 
         With ``force`` the first two may be changed.
         """
-        files = read_manifest(self.path / START)["files"]
-        changed = (CONFIG, ENVIRONMENT) if force else ()
+        files = self.manifest(START)["files"]
+        if force:
+            for name in (CONFIG, ENVIRONMENT):
+                files.pop(name, None)
         try:
-            self.verify({name: digest for name, digest in files.items() if name not in changed})
+            self.verify(files)
         except FedskewError as problem:
             raise FedskewError(f"{problem}: put it back, or start a new run") from None
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """Return the content of a manifest; raise an error if it was changed."""
+        return read_manifest(self.path / name, _FORMATS)
 
     @property
     def finished(self) -> bool:
@@ -346,7 +287,9 @@ class RunFolder:
             return []
         try:
             content = path.read_bytes()
-            return _rows(_complete(content) if growing else content.decode())
+            if growing:
+                return _rows(_complete(content))
+            return _rows(content.decode())
         except ValueError as problem:
             raise FedskewError(
                 f"{path} is damaged: {problem}; the run must be started again in another folder"
@@ -365,13 +308,9 @@ class RunFolder:
             with suppress(ValueError, TypeError):  # a name of several lines may be cut in two
                 rows = _rows(_complete(tail), self.header(name))
                 if rows and rows[0]["round"] < round:
-                    return [row for row in rows if row["round"] >= round]
+                    return _from_round(rows, round)
             size *= 8
-        result: list[Row] = []
-        for row in self.table(name, growing=True):
-            if row["round"] >= round:
-                result.append(row)
-        return result
+        return _from_round(self.table(name, growing=True), round)
 
     def stream(self, name: str, columns: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a table with these columns only, for tables larger than memory."""
@@ -392,18 +331,18 @@ class RunFolder:
         """Return columns of numbers, NaN where a cell is empty; faster than rows."""
         path = self.path / name
         places = [self.header(name).index(column) for column in columns]
-        parts: list[Floats] = []
+        parts: list[Floats] = [np.zeros((0, len(places)))]
         with reading(path), path.open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file)
             next(lines)
-            while some := [
-                [line[place] or "nan" for place in places] for line in islice(lines, _LINES)
-            ]:
+            while True:
+                some = []
+                for line in islice(lines, _LINES):
+                    some.append([line[place] or "nan" for place in places])
+                if not some:
+                    break
                 parts.append(np.array(some, dtype=np.float64))
-        if parts:
-            whole = np.concatenate(parts)
-        else:
-            whole = np.zeros((0, len(places)))
+        whole = np.concatenate(parts)
         return {column: whole[:, i] for i, column in enumerate(columns)}
 
     def cut_back(self, lengths: Mapping[str, Digest]) -> None:
@@ -431,18 +370,21 @@ class RunFolder:
         for name in self._grown:
             with writing(self.path / name, self._then):
                 sync(self.path / name)
-        result: dict[str, Digest] = {}
+        digests = {}
         for name, (length, running) in self._grown.items():
-            result[name] = Digest(length, running.hexdigest())
-        return result
+            digests[name] = Digest(length, running.hexdigest())
+        return digests
 
     def verify(self, files: Mapping[str, Digest]) -> None:
         """Raise an error for a file that was changed; tables may have grown since."""
         for name, digest in files.items():
             path = self.path / name
+            size = -1
+            if name in TABLES:
+                size = digest.size
             try:
                 with path.open("rb") as file:
-                    content = file.read(digest.size if name in TABLES else -1)
+                    content = file.read(size)
             except FileNotFoundError:
                 raise FedskewError(f"{path} is gone") from None
             if Digest.of(content) != digest:
@@ -452,45 +394,24 @@ class RunFolder:
         """Return the path of a checkpoint's state (``safetensors``) or manifest (``json``)."""
         return self.path / CHECKPOINTS / f"{round:08d}.{suffix}"
 
+    def checkpoint_files(self, round: int) -> dict[str, Digest]:
+        """Return the digests of all files that a checkpoint needs."""
+        files: dict[str, Digest] = self.manifest(f"{CHECKPOINTS}/{round:08d}.json")["files"]
+        return files
+
     def checkpoints(self) -> list[int]:
         """Return the rounds with checkpoints, the latest first."""
-        found = (
-            re.fullmatch(r"(\d+)\.json", path.name)
-            for path in (self.path / CHECKPOINTS).glob("*.json")
-        )
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        rounds = []
+        for path in (self.path / CHECKPOINTS).glob("*.json"):
+            match = re.fullmatch(r"(\d+)\.json", path.name)
+            if match:
+                rounds.append(int(match[1]))
+        return sorted(rounds, reverse=True)
 
     def last_checkpoint(self) -> Row:
         """Return the round of the last checkpoint, and the digest of its manifest."""
         round = self.checkpoints()[0]
         return {"round": round, **vars(Digest.of(self.checkpoint(round, "json").read_bytes()))}
-
-    def final_checkpoint(self) -> int:
-        """Return the round of the checkpoint with which a finished run ended.
-
-        Raise an error if it is gone or changed: the one before has older models of clients.
-        """
-        rounds = self.checkpoints()
-        if not rounds:
-            raise FedskewError(
-                f"{self.path / CHECKPOINTS} is gone, and with it the clients' own models"
-            )
-        recorded = read_manifest(self.path / FINAL).get("checkpoint")
-        if recorded is None:  # a version up to 0.2.0 wrote the folder
-            if rounds[0] < self.read_json(SUMMARY)["rounds"]:
-                raise FedskewError(
-                    f"{self.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back"
-                )
-            return rounds[0]
-        round = int(recorded["round"])
-        name = f"{CHECKPOINTS}/{round:08d}.json"
-        try:
-            self.verify({name: Digest(recorded["size"], recorded["sha256"])})
-        except FedskewError as problem:
-            raise FedskewError(
-                f"{problem}: it names the models of clients after the last round, put it back"
-            ) from None
-        return round
 
     def write_inside(self, path: Path, content: bytes) -> None:
         """Write a file of a folder inside this one, which is created if needed."""
@@ -536,10 +457,20 @@ def _complete(content: bytes) -> str:
 def _rows(text: str, names: Sequence[str] | None = None) -> list[Row]:
     """Return the rows of a table, the first of which has the names of its columns, unless they are given."""
     lines = csv.DictReader(io.StringIO(text, newline=""), fieldnames=names)
-    result: list[Row] = []
-    for row in lines:
-        result.append({key: value if key == NAME else _value(value) for key, value in row.items()})
-    return result
+    rows: list[Row] = []
+    for line in lines:
+        row: Row = {}
+        for key, value in line.items():
+            if key == NAME:
+                row[key] = value
+            else:
+                row[key] = _value(value)
+        rows.append(row)
+    return rows
+
+
+def _from_round(rows: Sequence[Row], round: int) -> list[Row]:
+    return [row for row in rows if row["round"] >= round]
 
 
 def _value(text: str | None) -> Any:

@@ -22,7 +22,7 @@ from fedskew.engine.job import WHOLE
 from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
-from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
+from fedskew.runs.folder import FORMAT, Row, RunFolder
 from fedskew.runs.run_sources import Confusion, InMemory, OnDisk
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
@@ -251,9 +251,9 @@ def _verified(folder: Path) -> Run:
         )
     if version > 1:
         disk.verify_start()
-        disk.verify(read_manifest(disk.path / on_disk.FINAL)["files"])
+        disk.verify(disk.manifest(on_disk.FINAL)["files"])
         for round in disk.checkpoints()[:1]:
-            files = read_manifest(disk.checkpoint(round, "json"))["files"]
+            files = disk.checkpoint_files(round)
             disk.verify({name: digest for name, digest in files.items() if "/" not in name})
     return run_on_disk(disk, disk.read_json(on_disk.SUMMARY), version)
 
@@ -266,19 +266,16 @@ def run_on_disk(disk: RunFolder, summary: Row, version: int = FORMAT) -> Run:
 
 def said_of(summary: Row, folder: Path | None) -> str:
     """Return what a run found, in one line."""
+    said = f"{summary['algorithm']} on {summary['data']}, {summary['skew']}: {summary['rounds']} rounds"
     metric = summary.get("metric", "accuracy")
-    column = next(
-        (f"{part}_{metric}" for part in ("test", "own_test") if f"{part}_{metric}_last" in summary),
-        None,
-    )
-    if column:
-        score = (
-            f", {column} {summary[f'{column}_last']:.4g} last, {summary[f'{column}_best']:.4g} best"
-        )
-    else:
-        score = ""
-    said = f"{summary['algorithm']} on {summary['data']}, {summary['skew']}: {summary['rounds']} rounds{score}"
-    return said + (f"; {folder}" if folder else "")
+    for column in (f"test_{metric}", f"own_test_{metric}"):
+        if f"{column}_last" in summary:
+            last, best = summary[f"{column}_last"], summary[f"{column}_best"]
+            said += f", {column} {last:.4g} last, {best:.4g} best"
+            break
+    if folder:
+        said += f"; {folder}"
+    return said
 
 
 def facts_of(summary: Row, folder: Path | None) -> Row:
@@ -294,10 +291,9 @@ def facts_of(summary: Row, folder: Path | None) -> Row:
         "gini_of_client_weights",
     ]
     names += ["excluded_updates", "dropped_updates", "late_updates", "bytes_down", "bytes_up"]
-    return {
-        **{name: summary.get(name) for name in [*names, "simulated_seconds", "seconds"]},
-        "folder": folder,
-    }
+    names += ["simulated_seconds", "seconds"]
+    facts = {name: summary.get(name) for name in names}
+    return {**facts, "folder": folder}
 
 
 def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
@@ -311,7 +307,9 @@ def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
 
 def no_global_model(reason: str, names: Sequence[str]) -> FedskewError:
     """Return the error for a prediction of a global model where clients share no whole one, for this reason."""
-    listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    listed = ", ".join(names[:5])
+    if len(names) > 5:
+        listed += ", …"
     return FedskewError(f"{reason}: say whose to use, client= one of {listed}")
 
 

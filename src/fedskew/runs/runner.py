@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.manifest import Digest, manifest
 from fedskew.runs import folder as on_disk
-from fedskew.runs.callbacks import Callback
+from fedskew.runs.callbacks import Callback, CallbackSpec
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.server.scorer import RoundResult
@@ -49,7 +50,9 @@ class CheckpointInterval:
             return round % self.every == 0
         if round != self._asked[0]:
             due = self.clock() - self._since >= self._cost * (1 / SHARE - 1)
-            self._asked, self._cost = (round, due), 0.0 if due else self._cost
+            self._asked = round, due
+            if due:
+                self._cost = 0.0
         return self._asked[1]
 
     @contextmanager
@@ -59,6 +62,29 @@ class CheckpointInterval:
         yield
         self._since = self.clock()
         self._cost += self._since - began
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a run is watched and checkpointed: its callbacks, and the interval that runs side by side share."""
+
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()
+    interval: CheckpointInterval | None = None
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a run goes on; the first two are those of ``fedskew.resume``.
+
+    With ``latest`` it goes on from a checkpoint of at most this round, if such a one is still there.
+    """
+
+    force: bool = False
+    workers: int | None = None
+    latest: int | None = None
+
+
+UNWATCHED, RESUMED = Watch(), Resumption()
 
 
 @dataclass(frozen=True)
@@ -106,41 +132,68 @@ def run_rounds(
     longer than ``GRACE``, and make a checkpoint.
     """
     settings = server.settings
+    disk = None
     if checkpoints:
         disk = checkpoints.disk
-    else:
-        disk = None
     interval = interval or CheckpointInterval(settings.checkpoint_every, settings.rounds)
     with resumable(server, disk), stopping() as stopped:
         while server.round < settings.rounds:
-            if stopped:  # while this run was prepared, or another one was at work
-                raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
+            _end_if(
+                stopped, server, disk
+            )  # while this run was prepared, or another one was at work
             advanced = yield server
-            result = advanced.result
-            timing = {"round": server.round, "seconds": advanced.seconds}
-            new = {
-                on_disk.ROUNDS: result.round,
-                on_disk.CLIENTS: result.clients,
-                on_disk.TIMING: timing,
-            }
-            for name, table in tables.items():
-                table.append(new[name])
-            due = False
-            if checkpoints and disk:
-                disk.append(on_disk.ROUNDS, [result.round])
-                disk.append(on_disk.CLIENTS, result.clients)
-                disk.append(on_disk.TIMING, [timing])
-                if due := interval.due(server.round) or bool(stopped):
-                    with interval.saving():
-                        checkpoints.save(server)
-            # A list, because every callback is called, also after one that stops the run.
-            ended = any([callback.on_round_end(result, settings.rounds) for callback in callbacks])  # noqa: C419
-            if checkpoints and not due and (ended or stopped):
+            _record(advanced, server.round, tables, disk)
+            saved = False
+            if checkpoints:
+                saved = _save_if_due(checkpoints, server, interval, bool(stopped))
+            ended = _call(callbacks, advanced.result, settings.rounds)
+            if checkpoints and not saved and (ended or stopped):
                 checkpoints.save(server)
-            if stopped:
-                raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
+            _end_if(stopped, server, disk)
             if ended:
                 return
+
+
+def _end_if(stopped: list[str], server: Server, disk: RunFolder | None) -> None:
+    """End the run if a signal has come."""
+    if stopped:
+        raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
+
+
+def _record(
+    advanced: Advanced, round: int, tables: Mapping[str, list[Any]], disk: RunFolder | None
+) -> None:
+    """Add a round to the tables in memory and, if there is a folder, on disk."""
+    result = advanced.result
+    timing = {"round": round, "seconds": advanced.seconds}
+    new = {on_disk.ROUNDS: result.round, on_disk.CLIENTS: result.clients, on_disk.TIMING: timing}
+    for name, table in tables.items():
+        table.append(new[name])
+    if disk:
+        disk.append(on_disk.ROUNDS, [result.round])
+        disk.append(on_disk.CLIENTS, result.clients)
+        disk.append(on_disk.TIMING, [timing])
+
+
+def _save_if_due(
+    checkpoints: Checkpoints, server: Server, interval: CheckpointInterval, stopped: bool
+) -> bool:
+    """Make a checkpoint if the interval or a signal asks for it; return whether it was made."""
+    due = interval.due(server.round)
+    if not due and not stopped:
+        return False
+    with interval.saving():
+        checkpoints.save(server)
+    return True
+
+
+def _call(callbacks: Iterable[Callback], result: RoundResult, rounds: int) -> bool:
+    """Call every callback, and return whether one of them stops the run."""
+    stops = False
+    for callback in callbacks:
+        if callback.on_round_end(result, rounds):
+            stops = True
+    return stops
 
 
 @contextmanager
@@ -181,9 +234,11 @@ def stopping() -> Iterator[list[str]]:
     Who looks at it has ``GRACE`` seconds. After that, and at the end if nobody has looked, the signal is raised as a
     ``KeyboardInterrupt`` with its exit code.
     """
-    # Signals can be handled only there
-    if _came or threading.current_thread() is not threading.main_thread():
-        yield _came[0] if _came else []
+    if _came:
+        yield _came[0]
+        return
+    if threading.current_thread() is not threading.main_thread():
+        yield []  # signals can be handled only in the main thread
         return
     came: list[str] = []
     alarm = _Alarm(came)
@@ -241,13 +296,11 @@ def only_warned(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:  # any error of a plotting library
-        reason = (
-            problem if isinstance(problem, FedskewError) else f"{type(problem).__name__}: {problem}"
-        )
-        warnings.warn(
-            f"{what} could not be made ({' '.join(str(reason).split())[:200]}); the run itself is whole",
-            stacklevel=3,
-        )
+        reason = str(problem)
+        if not isinstance(problem, FedskewError):
+            reason = f"{type(problem).__name__}: {problem}"
+        reason = " ".join(reason.split())[:200]
+        warnings.warn(f"{what} could not be made ({reason}); the run itself is whole", stacklevel=3)
 
 
 def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> Iterable[Row]:
@@ -267,6 +320,6 @@ def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping
         disk.write(name, inside)
     digests = {}
     for name, inside in {**files, on_disk.SUMMARY: content}.items():
-        digests[name] = on_disk.Digest.of(inside)
-    disk.write(on_disk.FINAL, on_disk.manifest(digests, checkpoint=disk.last_checkpoint()))
+        digests[name] = Digest.of(inside)
+    disk.write(on_disk.FINAL, manifest(digests, on_disk.FORMAT, checkpoint=disk.last_checkpoint()))
     disk.write(on_disk.SUMMARY, content)

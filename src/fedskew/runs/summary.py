@@ -1,19 +1,32 @@
-"""From the tables of a run to the few numbers that sum it up; a metric is always named: whose, on what, last or best.
+"""The end of a run: the few numbers that sum it up, and its last files.
+
+A metric is always named: whose, on what, last or best.
 
 What is said of accuracy in classification is said of the task's first metric, its headline, in any other task.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedskew.core.streams import Floats
+from fedskew.algorithms.topologies import Scheduled
+from fedskew.core.streams import Floats, Ints
+from fedskew.data.federation import Federation, shown_clients
 from fedskew.engine.job import WHOLE
+from fedskew.engine.stacked import Stacked
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
+from fedskew.runs import folder as on_disk
+from fedskew.runs.choices import brief
+from fedskew.server.evaluated_rows import Score
+from fedskew.server.final_evaluation import one_class_rate
+from fedskew.server.server import Server
 from fedskew.tasks.classification import Classification
+from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import Headline, Task
+from fedskew.tasks.thresholds import Threshold
 
 Row = dict[str, Any]
 
@@ -42,11 +55,12 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """
     with np.errstate(invalid="ignore"):  # of numbers that are not finite there is none either
         mean = float(np.mean(values))
-        if len(values) > 1:
-            std = float(np.std(values, ddof=1))
-        else:
-            std = None
-        return mean, 0.0 if std is not None and std <= _NOISE * abs(mean) else std
+        if len(values) < 2:
+            return mean, None
+        std = float(np.std(values, ddof=1))
+    if std <= _NOISE * abs(mean):
+        return mean, 0.0
+    return mean, std
 
 
 def summarise(
@@ -64,156 +78,334 @@ def summarise(
     """
     task = task or Classification()
     headline = task.headline(metric)
-    result: Row = {"rounds": len(rounds)}
+    summary: Row = {"rounds": len(rounds)}
     for part in NAMES:
-        result |= _last_and_best(rounds, part, task, headline)
-    result |= _late_oscillation(rounds, headline.name)
-    for part in ("test", "calibrated_test") if headline.sign > 0 else ():
-        result |= _until_90_percent(rounds, part, headline.name)
-    result |= _over_clients(final, held_out, task, headline)
-    result["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
-    result["updates"] = sum(row["clients"] for row in rounds)
+        summary |= _last_and_best(rounds, part, task, headline)
+    summary |= _late_oscillation(rounds, headline.name)
+    if headline.sign > 0:
+        summary |= _until_90_percent(rounds, "test", headline.name)
+        summary |= _until_90_percent(rounds, "calibrated_test", headline.name)
+    summary |= _over_clients(final, held_out, task, headline)
+    summary |= _of_own_models(final, task)
+    summary["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
+    summary["updates"] = _total(rounds, "clients")
     for fate in ("excluded", "dropped", "late"):
-        result[f"{fate}_updates"] = sum(row[fate] for row in rounds)
+        summary[f"{fate}_updates"] = _total(rounds, fate)
     for name in ("bytes_down", "bytes_up"):
-        result[name] = sum(row[name] for row in rounds)
-    result["simulated_seconds"] = rounds[-1]["clock"]
-    if known := [
-        row["backdoor_success"] for row in rounds if row.get("backdoor_success") is not None
-    ]:
-        result["backdoor_success_last"] = known[-1]
-    return result
+        summary[name] = _total(rounds, name)
+    summary["simulated_seconds"] = rounds[-1]["clock"]
+    attacked = _scored(rounds, "backdoor_success")
+    if attacked:
+        summary["backdoor_success_last"] = attacked[-1]["backdoor_success"]
+    return summary
+
+
+def _total(rounds: Sequence[Row], name: str) -> Any:
+    return sum(row[name] for row in rounds)
+
+
+def _scored(rows: Sequence[Row], column: str) -> list[Row]:
+    """Return the rows that have a value in this column."""
+    return [row for row in rows if row.get(column) is not None]
 
 
 def _last_and_best(rounds: Sequence[Row], part: str, task: Task, headline: Headline) -> Row:
     """The headline in the last and in the best round, and the other metrics and the loss in the last."""
-    others = [name for name in task.metric_names if name != headline.name]
     column = f"{part}_{headline.name}"
-    sign = headline.sign
-    scored = [row for row in rounds if row.get(column) is not None]
+    scored = _scored(rounds, column)
     if not scored:
         return {}
 
     def good(row: Row) -> float:
-        value = sign * float(row[column])
+        value = headline.sign * float(row[column])
         if math.isnan(value):
             return -math.inf
         return value
 
     last = scored[-1]
     best = max(scored, key=good)
-    result = {
+    scores = {
         f"{column}_last": last[column],
         f"{column}_best": best[column],
         f"{column}_best_round": best["round"],
     }
-    return result | {
-        f"{part}_{n}_last": last[f"{part}_{n}"] for n in (*others, "loss") if f"{part}_{n}" in last
-    }
+    for name in (*task.metric_names, "loss"):
+        if name != headline.name and f"{part}_{name}" in last:
+            scores[f"{part}_{name}_last"] = last[f"{part}_{name}"]
+    return scores
 
 
 def _late_oscillation(rounds: Sequence[Row], metric: str) -> Row:
     """The standard deviation (n - 1) of the test metric over the last rounds; None where too few were scored."""
-    late = []
-    for row in rounds[-LATE_ROUNDS:]:
-        if row.get(f"test_{metric}") is not None:
-            late.append(row[f"test_{metric}"])
-    return {
-        f"test_{metric}_std_of_last_{LATE_ROUNDS}_rounds": float(np.std(late, ddof=1))
-        if len(late) > 2
-        else None
-    }
+    late = [row[f"test_{metric}"] for row in _scored(rounds[-LATE_ROUNDS:], f"test_{metric}")]
+    spread = None
+    if len(late) > 2:
+        spread = float(np.std(late, ddof=1))
+    return {f"test_{metric}_std_of_last_{LATE_ROUNDS}_rounds": spread}
 
 
 def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
     """What it took until the global model first had 90 % of its last, and of its best, score; bytes are both ways."""
     column = f"{part}_{metric}"
-    scored = [row for row in rounds if row.get(column) is not None]
-    values = [row[column] for row in scored]
-    result: Row = {}
+    scored = _scored(rounds, column)
     if not scored and part != "test":
-        return result
-    for which, goal in (("last", values[-1:]), ("best", [max(values)] if values else [])):
-        # No share of less than nothing
-        if not goal or goal[0] >= 0:
-            place = rounds_to_share(values, 0.9, *goal)
-        else:
-            place = None
-        spent: Row = dict.fromkeys(("rounds", "simulated_seconds", "bytes"))
-        if place is not None:
-            reached = scored[place - 1]
-            sent = sum(
-                row["bytes_down"] + row["bytes_up"]
-                for row in rounds
-                if row["round"] <= reached["round"]
-            )
-            spent = {
-                "rounds": reached["round"],
-                "simulated_seconds": reached["clock"],
-                "bytes": sent,
-            }
-        for what, value in spent.items():
-            result[f"{what}_to_90_percent_of_{which}_{column}"] = value
-    return result
+        return {}
+    values = [row[column] for row in scored]
+    goals = {"last": -1.0, "best": -1.0}
+    if values:
+        goals = {"last": values[-1], "best": max(values)}
+    costs: Row = {}
+    for which, goal in goals.items():
+        reached = None
+        if goal >= 0:  # there is no share of less than nothing
+            place = rounds_to_share(values, 0.9, goal)
+            if place is not None:
+                reached = scored[place - 1]
+        for what, value in _spent_until(rounds, reached).items():
+            costs[f"{what}_to_90_percent_of_{which}_{column}"] = value
+    return costs
+
+
+def _spent_until(rounds: Sequence[Row], reached: Row | None) -> Row:
+    """What all rounds up to one took; None of everything if there is no such round."""
+    if reached is None:
+        return dict.fromkeys(("rounds", "simulated_seconds", "bytes"))
+    sent = 0
+    for row in rounds:
+        if row["round"] <= reached["round"]:
+            sent += row["bytes_down"] + row["bytes_up"]
+    return {"rounds": reached["round"], "simulated_seconds": reached["clock"], "bytes": sent}
 
 
 def _over_clients(final: Sequence[Row], held_out: bool, task: Task, headline: Headline) -> Row:
     """Return means over the clients of every metric, and over the worst of them for the row metric and the headline."""
-    result: Row = {}
+    means: Row = {}
     metric = task.row_metric or "loss"
+    sign = -1
     if task.row_metric and task.higher_is_better:
         sign = 1
-    else:
-        sign = -1
     worst = {headline.name: headline.sign, metric: sign}
     for name in dict.fromkeys((metric, *task.metric_names, "majority_rate", "one_class_rate")):
         known = _known(final, name)
-        shared = _known(final, f"global_{name}")
         if len(known):
-            result[f"client_{name}_mean"] = float(known.mean())
-        if len(known) and name in worst:
-            result[f"client_{name}_worst_10_percent"] = worst[name] * float(
-                worst_share_mean(worst[name] * known, 0.1)
-            )
-        if len(known) and name == metric:
-            result[f"client_{name}_rows"] = (
-                f"{'held-out' if held_out else 'training'} rows of each client"
-            )
+            means[f"client_{name}_mean"] = float(known.mean())
+            if name in worst:
+                lowest = worst_share_mean(worst[name] * known, 0.1)
+                means[f"client_{name}_worst_10_percent"] = worst[name] * float(lowest)
+            if name == metric:
+                means[f"client_{name}_rows"] = _rows_of_clients(held_out)
+        shared = _known(final, f"global_{name}")
         if len(shared):
-            result[f"client_{name}_of_global_model_mean"] = float(shared.mean())
-    for name in (f"own_test_{name}" for name in (*task.metric_names, "one_class_rate")):
-        own = [row[name] for row in final if row.get(name) is not None]
+            means[f"client_{name}_of_global_model_mean"] = float(shared.mean())
+    return means
+
+
+def _of_own_models(final: Sequence[Row], task: Task) -> Row:
+    """Return means over the clients of the metrics of their own models on the test rows."""
+    means: Row = {}
+    for name in (*task.metric_names, "one_class_rate"):
+        column = f"own_test_{name}"
+        own = [row[column] for row in _scored(final, column)]
         if own:
-            result[f"{name}_mean"] = float(np.mean(own))
-    return result
+            means[f"{column}_mean"] = float(np.mean(own))
+    return means
+
+
+def _rows_of_clients(held_out: bool) -> str:
+    if held_out:
+        return "held-out rows of each client"
+    return "training rows of each client"
 
 
 def _known(final: Sequence[Row], name: str) -> Floats:
     """Return the finite values of a column."""
-    values = np.array([row[name] for row in final if row.get(name) is not None], dtype=np.float64)
+    values = np.array([row[name] for row in _scored(final, name)], dtype=np.float64)
     return values[np.isfinite(values)]
+
+
+def facts(server: Server, config: Mapping[str, Any]) -> Row:
+    """Return the entries of the summary about the set-up."""
+    fed, algorithm, task = server.fed, server.algorithm, server.job.task
+    facts: Row = {}
+    for name in ("data", "skew", "model", "algorithm", "task", "fleet"):
+        facts[name] = brief(name, config[name])
+    facts["clients"] = fed.clients
+    facts["clients_per_round"] = server.per_round
+    facts["seed"] = server.settings.seed
+    facts["metric"] = server.headline.name
+    facts[SHARED_MODEL] = server.job.shared_model
+    weights_of_classes = getattr(task, "class_weights", None)
+    if weights_of_classes is not None:
+        facts["class_weights"] = list(weights_of_classes)
+    if server.protocol:
+        facts["label_protocol_seconds"] = server.protocol.seconds
+        facts["label_protocol_bytes"] = sum(server.protocol.bytes_sent.values())
+    if isinstance(algorithm.topology(0), Scheduled):
+        facts["weights"] = "samples"
+    else:
+        of_clients = algorithm.weighting.name.format(base=server.weights)
+        facts["weights"] = algorithm.aggregator.name or of_clients
+    for part, rate in majority_rates(fed).items():
+        facts[f"{part}_majority_rate"] = rate
+    facts["parameters"] = sum(value.numel() for value in server.state.params.values())
+    return facts
+
+
+def majority_rates(fed: Federation) -> dict[str, float]:
+    """Return the share of the most frequent class among training and test rows: what always predicting it would score.
+
+    Empty where the targets are no classes.
+    """
+    if fed.data.target != "class":
+        return {}
+    labels = {"train": fed.train.y[fed.partition.rows]}
+    if fed.test is not None:
+        labels["test"] = fed.test.y
+    rates = {}
+    for part, y in labels.items():
+        if len(y):
+            rates[part] = float(np.bincount(y).max() / len(y))
+    return rates
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a server finds out after its last round: one row a client, confusion matrices, a threshold.
+
+    ``last`` are scores of the model of the last round, ``calibrated`` are scores and cost of a new head.
+    """
+
+    server: Server
+    last: Row
+    calibrated: Row
+    clients: list[Row]
+    own_confusion: Ints | None
+    confusion: Ints | None
+    threshold: tuple[Threshold, dict[str, Score]] | None
+
+    @classmethod
+    def of(cls, server: Server) -> "Ending":
+        """Let a server score its last models."""
+        last = server.last_scores()  # before a new head: what the rounds are about
+        calibrated = server.calibrate()
+        clients, own_confusion = server.final_clients()
+        return cls(
+            server,
+            last,
+            calibrated,
+            clients,
+            own_confusion,
+            server.confusion(),
+            server.threshold(),
+        )
+
+    def summary(self, config: Mapping[str, Any], numbers: Row, seconds: float) -> Row:
+        """Return the summary of a run: its set-up, the ``numbers`` of its rounds, and what was found at the end."""
+        numbers = dict(numbers)
+        for name, value in self.last.items():
+            numbers.setdefault(name, value)
+        for name in ("bytes_down", "bytes_up", "simulated_seconds"):
+            numbers[name] += self.calibrated.get(f"calibration_{name}", 0)
+        summary = {**facts(self.server, config), **numbers, **self.calibrated}
+        if self.confusion is not None:
+            most = int(self.confusion.sum(0).argmax())
+            summary["test_one_class_rate"] = one_class_rate(self.confusion)
+            summary["test_one_class"] = self.server.fed.data.classes[most]
+        summary |= self._thresholded()
+        warned = predictions_of_one_class(summary)
+        if warned:
+            summary["warnings"] = warned
+        summary["seconds"] = seconds
+        engine = self.server.engine
+        if isinstance(engine, Stacked) and engine.not_captured:
+            reasons = [f"{part}: {why}" for why, part in engine.not_captured.items()]
+            summary["not_captured"] = "; ".join(reasons)
+        return summary
+
+    def _thresholded(self) -> Row:
+        """Return the chosen threshold and its scores, if there is one."""
+        if self.threshold is None:
+            return {}
+        threshold, by_part = self.threshold
+        found = {"threshold": threshold.probability}
+        for part, scores in by_part.items():
+            for name, value in scores.items():
+                found[f"thresholded_{part}_{name}"] = value
+        return found
+
+    def files(self, weights: bytes) -> dict[str, bytes]:
+        """Return the last files of a run, with the file of its weights, by their names."""
+        fed = self.server.fed
+        files = {on_disk.FINAL_CLIENTS: _with_all_columns(self.clients), on_disk.MODEL: weights}
+        matrices = {}
+        if self.confusion is not None:
+            matrices["global"] = self.confusion
+            files[on_disk.CONFUSION] = on_disk.matrix_to_csv(self.confusion, fed.data.classes)
+        if self.own_confusion is not None:
+            matrices["own"] = self.own_confusion
+            files[on_disk.OWN_CONFUSION] = on_disk.matrix_to_csv(
+                self.own_confusion, fed.data.classes
+            )
+        if matrices:
+            files[on_disk.CLASSES] = _classes_file(matrices, fed.data.classes)
+        files[on_disk.CLIENT_CLASSES] = _client_classes_file(fed)
+        if self.threshold:
+            threshold = self.threshold[0]
+            chosen = {
+                **vars(threshold),
+                "probability": threshold.probability,
+                "class": fed.data.classes[1],
+            }
+            files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
+        return files
+
+
+def _with_all_columns(rows: Sequence[Row]) -> bytes:
+    """Return rows as CSV, of which some may lack columns that others have."""
+    columns: Row = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    return on_disk.to_csv([{**columns, **row} for row in rows], header=True)
+
+
+def _classes_file(matrices: Mapping[str, Ints], names: Sequence[str]) -> bytes:
+    """Return a table of the classes from confusion matrices by model."""
+    rows = []
+    for model, matrix in matrices.items():
+        columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
+        for number, name in enumerate(names):
+            row = {"model": model, "class": name}
+            for column, values in columns.items():
+                row[column] = values[number].item()
+            rows.append(row)
+    return on_disk.to_csv(rows, header=True)
+
+
+def _client_classes_file(fed: Federation) -> bytes:
+    """Return how many training rows of each class the clients hold, of some at even steps where there are many."""
+    columns = fed.label_columns
+    clients = shown_clients(fed.clients)
+    names = [fed.client_names[client] for client in clients]
+    counts = columns.counts(fed.partition, clients)
+    return on_disk.counts_to_csv(f"client/{columns.title}", names, columns.names, counts)
 
 
 def predictions_of_one_class(summary: Row) -> list[str]:
     """Return a warning for models that predict nearly always the same class, while the rows have others."""
-    majority = summary.get("test_majority_rate")
     own = "own_test_one_class_rate_mean" in summary
-    rate = summary.get("own_test_one_class_rate_mean" if own else "test_one_class_rate")
+    rate_name, accuracy_name = "test_one_class_rate", "test_accuracy_last"
+    if own:
+        rate_name, accuracy_name = "own_test_one_class_rate_mean", "own_test_accuracy_mean"
+    majority, rate = summary.get("test_majority_rate"), summary.get(rate_name)
     if majority is None or rate is None or rate < ONE_CLASS or rate <= majority:
         return []
-    method = summary["algorithm"]
-    accuracy = summary["own_test_accuracy_mean" if own else "test_accuracy_last"]
     if own:
-        who = f"the clients' own models of {method} predict"
+        found = f"the clients' own models of {summary['algorithm']} predict one class"
     else:
-        who = f"{method} predicts"
-    if own:
-        which = ""
-    else:
-        which = f", {summary['test_one_class']},"
+        found = f"{summary['algorithm']} predicts one class, {summary['test_one_class']},"
     return [
-        f"{who} one class{which} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
-        f"{accuracy:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
+        f"{found} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
+        f"{summary[accuracy_name]:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
         "metric=balanced_accuracy, and try class_weights=balanced"
     ]
 

@@ -65,29 +65,30 @@ class MLflow:
         self.client = _mlflow().MlflowClient(
             tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db"
         )
-        place = self.client.get_experiment_by_name(_PROJECT)
-        if place:
-            experiment = place.experiment_id
-        else:
-            experiment = self.client.create_experiment(
-                _PROJECT, artifact_location=(folder.absolute() / "mlflow").as_uri()
-            )
+        experiment = self._experiment(folder)
         found = self.client.search_runs([experiment], max_results=1)
-        self.run = (
-            found[0] if found else self.client.create_run(experiment, run_name=folder.name)
-        ).info.run_id
         # Rounds that are there from before an interruption: the same bits, so that they may stay
         self.logged = 0
         if found:
+            self.run = found[0].info.run_id
             self.client.update_run(self.run, status="RUNNING")
             history = self.client.get_metric_history(self.run, "clients")  # a column of every round
             self.logged = max((entry.step for entry in history), default=0)
         else:
+            self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
             for name, value in settings.items():
                 self.client.log_param(self.run, name, value)
         self.client.set_tag(self.run, "folder", str(folder.absolute()))
         for row in rows:
             self.log(row)
+
+    def _experiment(self, folder: Path) -> str:
+        """Return the number of the experiment in the database, which is created if needed."""
+        there = self.client.get_experiment_by_name(_PROJECT)
+        if there:
+            return str(there.experiment_id)
+        place = (folder.absolute() / "mlflow").as_uri()
+        return str(self.client.create_experiment(_PROJECT, artifact_location=place))
 
     def log(self, row: Row) -> None:
         """Log the numbers of a round, unless they are there already."""
@@ -98,20 +99,19 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(
-            self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()]
-        )
+        metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
+        self.client.log_batch(self.run, metrics=metrics)
 
     def finish(self, summary: Row) -> None:
         """Log the numbers of the summary, whose names begin with ``summary/``, at the last round."""
-        self._metrics(
-            {f"summary/{name}": value for name, value in _numbers(summary).items()},
-            summary["rounds"],
-        )
+        self._metrics(_of_summary(summary), summary["rounds"])
 
     def close(self, finished: bool) -> None:
         """Say how the run ended."""
-        self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+        status = "KILLED"
+        if finished:
+            status = "FINISHED"
+        self.client.set_terminated(self.run, status)
 
 
 class WandB:
@@ -135,13 +135,11 @@ class WandB:
 
     def finish(self, summary: Row) -> None:
         """Log the numbers of the summary."""
-        self.run.summary.update(
-            {f"summary/{name}": value for name, value in _numbers(summary).items()}
-        )
+        self.run.summary.update(_of_summary(summary))
 
     def close(self, finished: bool) -> None:
         """Write what is left, and say how the run ended."""
-        self.run.finish(exit_code=0 if finished else 1)
+        self.run.finish(exit_code=int(not finished))
 
 
 def _tensorboard() -> Any:
@@ -262,8 +260,13 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row, without its round and without gaps."""
-    result: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in row.items():
         if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            result[name] = value
-    return result
+            numbers[name] = value
+    return numbers
+
+
+def _of_summary(summary: Row) -> dict[str, float]:
+    """Return the numbers of a summary by names that tell them from those of a round."""
+    return {f"summary/{name}": value for name, value in _numbers(summary).items()}

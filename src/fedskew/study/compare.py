@@ -16,7 +16,7 @@ from fedskew.study.comparison_table import Comparison, comparison
 from fedskew.study.overview import overview
 from fedskew.study.study_folder import Study, freeze, record_target
 from fedskew.study.study_plan import plan_of
-from fedskew.study.study_runs import Execution, Watch, execute, unwatched
+from fedskew.study.study_runs import Execution, Watcher, execute, unwatched
 from fedskew.study.target_score import Target
 
 ComparisonWriter: TypeAlias = Callable[[Comparison, Path], None]
@@ -51,7 +51,7 @@ def compare(
     *,
     out: Path | None = None,
     or_resume: bool = False,
-    watch: Watch = unwatched,
+    watch: Watcher = unwatched,
 ) -> Outcome:
     """Compare methods x numbers x skews x seeds; ``given`` are the settings by name that ``plan_of`` takes.
 
@@ -64,7 +64,7 @@ def carry_out(
     study: Study,
     writers: Writers,
     *,
-    watch: Watch = unwatched,
+    watch: Watcher = unwatched,
     retry: bool = False,
     force: bool = False,
 ) -> Outcome:

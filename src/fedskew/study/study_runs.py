@@ -20,7 +20,7 @@ from fedskew.runs.environment import check_imports
 from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.folder import ENVIRONMENT, SUMMARY, Row, RunFolder, to_json
 from fedskew.runs.run import Run
-from fedskew.runs.runner import CheckpointInterval, Steps
+from fedskew.runs.runner import CheckpointInterval, Resumption, Steps, Watch
 from fedskew.server.scorer import RoundResult
 from fedskew.study.jobs import Tell, in_processes
 from fedskew.study.member import Member
@@ -32,7 +32,7 @@ from fedskew.study.study_folder import Study, named_in_errors
 FAILED = "failed.json"
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
 CallbacksOf: TypeAlias = Callable[[Member], list[CallbackSpec]]
-Watch: TypeAlias = Callable[[Sequence[Member]], AbstractContextManager[CallbacksOf]]
+Watcher: TypeAlias = Callable[[Sequence[Member]], AbstractContextManager[CallbacksOf]]
 
 
 @contextmanager
@@ -243,32 +243,12 @@ class _Group:
         try:
             with named_in_errors(member):
                 fed = partitions.of(experiment)
-                watching = callbacks(member)
+                watch = Watch(callbacks(member), interval)
                 if place.exists():
-                    return (
-                        yield from resuming(
-                            place,
-                            fed,
-                            callbacks=watching,
-                            force=self.force,
-                            workers=experiment.workers,
-                            interval=interval,
-                            latest=latest,
-                        )
-                    )
+                    how = Resumption(self.force, experiment.workers, latest)
+                    return (yield from resuming(place, fed, how=how, watch=watch))
                 settings = experiment.settings()
-                return (
-                    yield from starting(
-                        fed,
-                        experiment.model,
-                        method,
-                        settings,
-                        place,
-                        watching,
-                        None,
-                        interval,
-                    )
-                )
+                return (yield from starting(fed, experiment.model, method, settings, place, watch))
         except DivergedError as problem:
             row = {"algorithm": member.algorithm, "seed": experiment.seed, "failed": str(problem)}
             RunFolder(place).write_json(FAILED, row)

@@ -16,6 +16,7 @@ from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import starting
 from fedskew.runs.run import Run
+from fedskew.runs.runner import Watch
 from fedskew.skew.partitioning import client_holdout
 from fedskew.study.side_by_side import side_by_side
 
@@ -146,7 +147,7 @@ class Trials:
                         resolve(method),
                         replace(settings, seed=settings.seed + i),
                         False,
-                        stop,
+                        Watch(stop),
                     )
                     for i, fed in enumerate(self.feds)
                 ]
