@@ -60,11 +60,12 @@ class BufferedRounds(ParallelRounds):
     def _trained(self, everyone: list[PendingClient], lr: float) -> list[PendingClient]:
         """Return the clients with their updates, which those compute now that were invited in this round."""
         fresh = []
+        asked = set()
         for client in everyone:
             if client.answers and not client.update:
                 fresh.append(client.plan)
+                asked.add(client.number)
         answers = self._answers(fresh, lr)
-        asked = {int(number) for plan in fresh for number in plan.clients}
         done = []
         for client in everyone:
             if client.number in answers:

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.streams import Floats, Ints
 from fedskew.topology.client_table import ClientTable, Column, Numbers
 from fedskew.topology.collector import Arrived, Combined
-from fedskew.topology.participation import Assignment
+from fedskew.topology.participation import Assignment, Measured
 
 
 def client_rows(
@@ -20,64 +21,92 @@ def client_rows(
 
     ``extra`` names the numbers that are reported with an update, and ``reported`` is their size in bytes.
     """
-    plan = assignment.plan
-    outcome = assignment.outcome
-    rest = assignment.only_measured()
-    clients = np.sort(
-        plan.clients if rest is None else np.concatenate([plan.clients, rest.clients])
-    )
-    count = len(clients)
-    trained = clients.searchsorted(plan.clients)
-    if rest is None:
-        missed = None
-    else:
-        missed = clients.searchsorted(rest.clients)
+    places = _Places(assignment)
+    columns = {"client": Column(places.clients)}
+    for name, values in places.numbers(assignment).items():
+        columns[name] = Column(values)
+    bytes_up = columns["bytes_up"].values
+    for stack in arrived:
+        bytes_up[places.of(stack.report.clients)] += stack.bytes + reported
+    shares = np.zeros(places.count)
+    if combined:
+        shares[places.of(combined.clients)] = combined.shares
+    columns["weight"] = Column(shares)
+    answered = [np.zeros(0, dtype=np.int64)]
+    for stack in arrived:
+        answered.append(places.of(stack.report.clients))
+    for name in ("local_loss", "local_accuracy", *extra):
+        values = _reported(arrived, name)
+        columns[name] = Column.at(np.concatenate(answered), values, places.count)
+    for name, values in assignment.plan.numbers.items():
+        columns[name] = Column.at(places.trained, values, places.count)
+    return ClientTable(columns)
 
-    def both(values: Numbers, of_rest: Any) -> Numbers:
-        """Return numbers of the clients that trained, and of those that only measured."""
-        whole = np.empty(count, dtype=values.dtype)
-        whole[trained] = values
-        if missed is not None:
-            whole[missed] = of_rest
+
+class _Places:
+    """The rows of the table in which clients are: those that trained, and those that only measured."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.rest: Measured | None = assignment.only_measured()
+        clients = assignment.plan.clients
+        if self.rest is not None:
+            clients = np.concatenate([clients, self.rest.clients])
+        self.clients = np.sort(clients)
+        self.count = len(clients)
+        self.trained = self.of(assignment.plan.clients)
+
+    def of(self, clients: Ints) -> Ints:
+        """Return the rows of some clients."""
+        return self.clients.searchsorted(clients)
+
+    def numbers(self, assignment: Assignment) -> dict[str, Numbers]:
+        """Return the numbers of all clients that the server knows, whether their updates arrived or not."""
+        plan = assignment.plan
+        outcome = assignment.outcome
+        numbers: dict[str, Numbers] = {
+            "rows": plan.sizes,
+            "steps": plan.steps,
+            "seconds": outcome.seconds,
+            "training_seconds": outcome.training,
+            "dropped": outcome.dropped,
+            "late": outcome.late,
+            "bytes_down": assignment.bytes_down,
+            "bytes_up": assignment.bytes_up,
+        }
+        of_rest: dict[str, Any] = {}
+        if self.rest is not None:
+            of_rest = {
+                "rows": self.rest.sizes,
+                "seconds": self.rest.seconds,
+                "late": self.rest.late,
+                "bytes_down": self.rest.down,
+                "bytes_up": self.rest.up,
+            }
+        whole = {}
+        for name, values in numbers.items():
+            whole[name] = self._placed(values, of_rest.get(name, 0))
+        for name in ("dropped", "late"):
+            whole[name] = whole[name].astype(np.int64)
         return whole
 
-    shares = np.zeros(count)
-    bytes_up = both(assignment.bytes_up, rest and rest.up)
-    if combined:
-        shares[clients.searchsorted(combined.clients)] = combined.shares
-    places = [clients.searchsorted(stack.report.clients) for stack in arrived]
-    for place, stack in zip(places, arrived, strict=True):
-        bytes_up[place] += stack.bytes + reported
-    numbers = {
-        "rows": both(plan.sizes, rest and rest.sizes),
-        "steps": both(plan.steps, 0),
-        "seconds": both(outcome.seconds, rest and rest.seconds),
-        "training_seconds": both(outcome.training, 0),
-        "dropped": both(outcome.dropped, False).astype(np.int64),
-        "late": both(outcome.late, rest and rest.late).astype(np.int64),
-        "bytes_down": both(assignment.bytes_down, rest and rest.down),
-        "bytes_up": bytes_up,
-        "weight": shares,
-    }
-    if places:
-        answered = np.concatenate(places)
-    else:
-        answered = np.zeros(0, dtype=np.int64)
-    back = []
-    for s in arrived:
-        back.append(
-            {"local_loss": s.report.loss, "local_accuracy": s.report.accuracy, **s.report.numbers}
-        )
+    def _placed(self, values: Numbers, of_rest: Any) -> Numbers:
+        """Return numbers of the clients that trained, and of those that only measured, in the order of the rows."""
+        whole = np.empty(self.count, dtype=values.dtype)
+        whole[self.trained] = values
+        if self.rest is not None:
+            whole[self.of(self.rest.clients)] = of_rest
+        return whole
 
-    def reports(name: str) -> Column:
-        return Column.at(
-            answered, np.concatenate([np.zeros(0), *(stack[name] for stack in back)]), count
-        )
 
-    columns = {"client": Column(clients)} | {
-        name: Column(values) for name, values in numbers.items()
-    }
-    columns |= {name: reports(name) for name in ("local_loss", "local_accuracy", *extra)}
-    return ClientTable(
-        columns | {name: Column.at(trained, values, count) for name, values in plan.numbers.items()}
-    )
+def _reported(arrived: list[Arrived], name: str) -> Floats:
+    """Return a number that clients reported with their updates, in the order of arrival."""
+    values = [np.zeros(0)]
+    for stack in arrived:
+        report = stack.report
+        if name == "local_loss":
+            values.append(report.loss)
+        elif name == "local_accuracy":
+            values.append(report.accuracy)
+        else:
+            values.append(report.numbers[name])
+    return np.concatenate(values)

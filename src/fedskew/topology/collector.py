@@ -11,7 +11,7 @@ from fedskew.aggregation.mean import weighted_mean
 from fedskew.algorithms.contract import Algorithm, Report, Weights
 from fedskew.batchnorm.masked import decode, encode
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of
+from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, tensors_of
 from fedskew.engine.job import Updates
 from fedskew.fleet.clock import Flags
 
@@ -197,12 +197,12 @@ class UpdateCollector:
 
     def _whole(self, order: Ints) -> Tree:
         """Return all stacks concatenated into one."""
-        parts = {}
+        whole: Tree = {}
         for part, tensors in self._stacks[0].items():
-            parts[part] = {
-                name: torch.cat([stack[part][name] for stack in self._stacks]) for name in tensors
-            }
-        return rows_of(parts, torch.from_numpy(order))
+            whole[part] = {}
+            for name in tensors:
+                whole[part][name] = torch.cat([stack[part][name] for stack in self._stacks])
+        return rows_of(whole, torch.from_numpy(order))
 
     def _added_up(self, clients: Ints, weights: Floats) -> Combined:
         mean = _divided(self._sums, self.total)
@@ -213,24 +213,23 @@ class UpdateCollector:
 
     def _ruled(self, whole: Tree, clients: Ints, weights: Floats) -> Combined:
         """Return the result of the rule for all parts but those that must stay a mean."""
-        mirrored = self.mirrored
         ruled = {}
         for part, tensors in whole.items():
-            if part not in mirrored:
+            if part not in self.mirrored:
                 ruled[part] = tensors
         found, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
         shares = share.double().cpu().numpy()
         weights = np.where(shares > 0, weights, 0.0)
-        if mirrored:
+        mean: Tree = {}
+        if self.mirrored:
             mean = weighted_mean(
                 _without_buffers(whole), _on_device(weights / weights.sum(), whole)
             )
-        else:
-            mean = {}
-        payload = {
-            **{part: tensors for part, tensors in mean.items() if part in mirrored},
-            **_without_buffers(found),
-        }
+        payload: Tree = {}
+        for part, tensors in mean.items():
+            if part in self.mirrored:
+                payload[part] = tensors
+        payload |= _without_buffers(found)
         return Combined(
             payload, mean or payload, found.get(BUFFERS, {}), clients, shares, weights[shares > 0]
         )
@@ -252,10 +251,9 @@ def _without_buffers(tree: Tree) -> Tree:
 
 
 def _on_device(weights: Floats, tree: Tree) -> Tensor:
-    device = next(
-        (value.device for tensors in tree.values() for value in tensors.values()),
-        torch.device("cpu"),
-    )
+    device = torch.device("cpu")
+    if values := tensors_of(tree):
+        device = values[0].device
     return torch.from_numpy(weights).to(device)
 
 
@@ -267,11 +265,9 @@ def _divided(sums: Tree, total: float) -> Tree:
 
 
 def _some(report: Report, keep: Ints) -> Report:
-    arrays = []
+    chosen: dict[str, Any] = {}
     for one in fields(report):
         if one.name not in ("numbers", "weights"):
-            arrays.append(one.name)
-    chosen: dict[str, Any] = {name: getattr(report, name)[keep] for name in arrays}
-    return replace(
-        report, **chosen, numbers={name: values[keep] for name, values in report.numbers.items()}
-    )
+            chosen[one.name] = getattr(report, one.name)[keep]
+    numbers = {name: values[keep] for name, values in report.numbers.items()}
+    return replace(report, **chosen, numbers=numbers)

@@ -1,7 +1,7 @@
 """Participation: which clients a round invites, how they train, and the simulated outcome on their machines."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -104,6 +104,27 @@ class Assignment:
         return replace(self.measured, **arrays)
 
 
+@dataclass(frozen=True)
+class _Selected:
+    """The clients that were selected for a round, as positions in the pool of those that are ``free``."""
+
+    round: int
+    sent: float  # when the first message was sent, on the virtual clock
+    free: Members | None  # None: all clients
+    pool: ClientPool
+    chosen: Ints
+
+
+@dataclass(frozen=True)
+class _Probing:
+    """Who trains after a probe and what they measured; without a probe all that were selected."""
+
+    chosen: Ints
+    probed: Probed = field(default_factory=dict)
+    measured: Measured | None = None
+    waited: float = 0.0  # seconds that the server waited
+
+
 class Participation:
     """The server's records about its clients, and the virtual clock."""
 
@@ -172,55 +193,69 @@ class Participation:
         ``turn`` numbers the invitations of a run. If no client is busy and none is available, the server waits until
         one is. Only ``record_outcome`` changes the records.
         """
-        selection, clock = self.selection, self.clock
+        clock = self.clock
         if self._varying_availability and not len(busy):
             clock = self.fleet.next_available(clock)
         free = self.free(clock, busy)
         pool = self.pool(round, free)
         if len(pool) == 0:
             return None
-        first = turn == (0,)
-        if first:
+        profile_bytes = 0
+        sent = clock
+        if turn == (0,) and self.profile:
             profile_bytes = NUMBER * len(self.profile)
+            sent = clock + self._slowest_to_report(profile_bytes)
+        stream = Stream(self.settings.seed, "select", *turn)
+        chosen = self.selection.select(pool, min(count, len(pool)), stream)
+        selected = _Selected(round, sent, free, pool, chosen)
+        probing = _Probing(chosen)
+        if self.selection.probe:
+            probing = self._probe(selected, probe, traffic)
+        config = self.selection.configure_training(pool, probing.chosen, probing.probed, count)
+        assignment = self._assignment(selected, config, probing, traffic)
+        return replace(assignment, others_up=profile_bytes * len(self.sizes))
+
+    def _probe(self, selected: _Selected, probe: Prober, traffic: Traffic) -> _Probing:
+        """Let the selected clients measure; those that are late or do not answer do not train."""
+        selection = self.selection
+        chosen = selected.chosen
+        rows = selection.probe_rows(selected.pool, chosen)
+        config = TrainConfig(chosen, rows, np.ones_like(chosen))
+        plan = replace(self._plan(selected.round, selected.free, config), purpose="probe")
+        measured, waited = self._measure(plan, traffic)
+        in_time = np.flatnonzero(~measured.late)
+        probed: Probed = {str(name): np.zeros(0) for name in selection.probe}
+        if len(in_time):
+            probed = probe(plan.only(in_time))
+        # A client that does not answer does not train either; one that measures NaN has answered.
+        silent = np.any([np.ma.getmaskarray(values) for values in probed.values()], axis=0)
+        late = measured.late.copy()
+        late[in_time[silent]] = True
+        answers = {}
+        for name, values in probed.items():
+            answers[name] = np.ma.getdata(values)[~silent]
+        measured = replace(measured, late=late)
+        return _Probing(chosen[in_time][~silent], answers, measured, waited)
+
+    def _assignment(
+        self, selected: _Selected, config: TrainConfig, probing: _Probing, traffic: Traffic
+    ) -> Assignment:
+        """Return what clients are to do, and its simulated outcome."""
+        plan = self._plan(selected.round, selected.free, config)
+        measured = probing.measured
+        down = NUMBER * len(config.numbers)
+        before_down = 0
+        before_up = 0
+        if measured:  # a probe has sent the model already
+            before_down = measured.down
+            before_up = measured.up
         else:
-            profile_bytes = 0
-        sent = clock + (self._slowest_to_report(profile_bytes) if profile_bytes else 0.0)
-        chosen = selection.select(
-            pool, min(count, len(pool)), Stream(self.settings.seed, "select", *turn)
-        )
-        measured, waited = None, 0.0
-        probed: Probed = {}
-        if selection.probe:
-            rows = selection.probe_rows(pool, chosen)
-            plan = replace(
-                self._plan(round, free, TrainConfig(chosen, rows, np.ones_like(chosen))),
-                purpose="probe",
-            )
-            measured, waited = self._measure(plan, traffic)
-            in_time = np.flatnonzero(~measured.late)
-            chosen = chosen[in_time]
-            if len(in_time):
-                probed = probe(plan.only(in_time))
-            else:
-                probed = {str(name): np.zeros(0) for name in selection.probe}
-            # A client that does not answer does not train either; one that measures NaN has answered.
-            silent = np.any([np.ma.getmaskarray(values) for values in probed.values()], axis=0)
-            late = measured.late.copy()
-            late[in_time[silent]] = True
-            measured = replace(measured, late=late)
-            chosen = chosen[~silent]
-            probed = {name: np.ma.getdata(values)[~silent] for name, values in probed.items()}
-        config = selection.configure_training(pool, chosen, probed, count)
-        plan = self._plan(round, free, config)
-        # A probe has sent the model already
-        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)
+            down += traffic.down
         machines = self.fleet.machines(plan.clients)
+        transfer = transfer_seconds(machines, down, traffic.up)
+        meeting = None
         if traffic.meeting:
             meeting = traffic.meeting(plan)
-        else:
-            meeting = None
-        transfer = transfer_seconds(machines, down, traffic.up)
-        if meeting:
             transfer += meeting.seconds(machines)
         outcome = simulate_round(
             self.fleet,
@@ -230,23 +265,24 @@ class Participation:
             plan.epochs,
             transfer,
             self.settings.seed,
-            round,
-            waited,
+            selected.round,
+            probing.waited,
         )
+        between = np.zeros_like(plan.clients)
         if meeting:
             between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
-        else:
-            between = np.zeros_like(plan.clients)
-        if measured:
-            before = (measured.down, measured.up)
-        else:
-            before = (0, 0)
         if outcome.epochs is not plan.epochs:
             plan = replace(plan, epochs=outcome.epochs)
         return Assignment(
-            plan, outcome, self.clock, sent, sent + outcome.duration,
-            before[0] + down + between, before[1] + between, measured, others_up=profile_bytes * len(self.sizes),
-        )  # fmt: skip
+            plan,
+            outcome,
+            self.clock,
+            selected.sent,
+            selected.sent + outcome.duration,
+            before_down + down + between,
+            before_up + between,
+            measured,
+        )
 
     def _slowest_to_report(self, profile_bytes: int) -> float:
         """Return the seconds until every client has sent a message of this size."""
@@ -260,7 +296,10 @@ class Participation:
         """Return the cost of measuring for the clients of a plan, and how long the server waits for them."""
         machines = self.fleet.machines(plan.clients)
         wanted = self.selection.probe
-        rows = _times(plan.batch, 1.0 if "gradient_variance" in wanted else FORWARD_COST)
+        cost = FORWARD_COST
+        if "gradient_variance" in wanted:
+            cost = 1.0
+        rows = _times(plan.batch, cost)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
         time = transfer_seconds(machines, traffic.down, answers) + computing_seconds(
@@ -308,19 +347,12 @@ class Participation:
         chosen = self.selection.select(
             pool, min(count, len(pool)), Stream(self.settings.seed, "select", round)
         )
-        clients = np.sort(chosen if free is None else free[chosen])
-        return (
-            clock,
-            pool,
-            clients,
-            drop_out(self.fleet.machines(clients), clients, self.settings.seed, round),
-        )
+        clients = np.sort(_numbers(chosen, free))
+        lost = drop_out(self.fleet.machines(clients), clients, self.settings.seed, round)
+        return clock, pool, clients, lost
 
     def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
-        if free is None:
-            clients = config.clients
-        else:
-            clients = free[config.clients]
+        clients = _numbers(config.clients, free)
         sizes = self.sizes[clients]
         enough = np.maximum(config.batch_size, self.least)
         seed = self.settings.seed
@@ -351,12 +383,11 @@ class Participation:
     def state(self) -> Tensors:
         """Return all that changes over rounds, for clients that were ever selected; profiles are recomputed."""
         known = np.flatnonzero(self.records.arrays["selected"])
-        arrays = {"clients": known} | {
-            name: values[known] for name, values in self.records.arrays.items()
-        }
-        return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
-            "clock": torch.tensor([self.clock], dtype=torch.float64)
-        }
+        state = {"clients": torch.from_numpy(known)}
+        for name, values in self.records.arrays.items():
+            state[name] = torch.from_numpy(values[known])
+        state["clock"] = torch.tensor([self.clock], dtype=torch.float64)
+        return state
 
     def restore(self, state: Tensors) -> None:
         """Restore what ``state`` returned."""
@@ -364,6 +395,13 @@ class Participation:
         self.records = Records(len(self.sizes))
         self.records.add(known, **{name: state[name].cpu().numpy() for name in RECORDS})
         self.clock = float(state["clock"])
+
+
+def _numbers(positions: Ints, free: Members | None) -> Ints:
+    """Return the numbers of clients at positions of a pool: of the free clients, or of all."""
+    if free is None:
+        return positions
+    return free[positions]
 
 
 def _times(counts: Ints, factor: float) -> Floats:

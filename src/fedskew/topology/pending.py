@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedskew.algorithms.contract import Report
 from fedskew.core.streams import Ints
@@ -15,6 +16,9 @@ from fedskew.engine.job import Updates
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Outcome
 from fedskew.topology.participation import Assignment, Participation
+from fedskew.topology.run_state import group_of
+
+_NUMBER, _ANSWERS = "number", "answers"  # groups of names in a checkpoint
 
 # (invitations so far, how many clients, busy ones)
 Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]
@@ -79,71 +83,53 @@ class PendingClients:
         """Return the pending clients as flat named tensors; their updates have been computed by then."""
         if not self.clients:
             return {}
-        plan = Plan.together([client.plan for client in self.clients])
-        outcome = joined([client.outcome for client in self.clients])
-        arrays = {}
-        for name in ("clients", "sizes", "batch", "epochs"):
-            arrays[name] = getattr(plan, name)
-        for name in ("seconds", "training", "dropped", "late"):
-            arrays[name] = getattr(outcome, name)
-        for name in ("bytes_down", "bytes_up"):
-            arrays[name] = np.concatenate([getattr(client, name) for client in self.clients])
-        arrays |= {f"number/{name}": values for name, values in plan.numbers.items()}
-        arrays["round"] = np.array([client.plan.round for client in self.clients])
-        arrays["arrives_at"] = np.array([client.arrives_at for client in self.clients])
-        flat = {}
-        for name, values in arrays.items():
+        flat: Tensors = {}
+        for name, values in self._arrays().items():
             flat[name] = torch.from_numpy(np.ascontiguousarray(values))
         answers = [_flat(client.update) for client in self.clients if client.update]
-        if answers:
-            names = answers[0]
-        else:
-            names = {}
-        return flat | {
-            f"answers/{name}": torch.cat([answer[name] for answer in answers]) for name in names
+        if not answers:
+            return flat
+        for name in answers[0]:
+            flat[f"{_ANSWERS}/{name}"] = torch.cat([answer[name] for answer in answers])
+        return flat
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what is known of the pending clients beside their updates, an entry for each."""
+        plan = Plan.together([client.plan for client in self.clients])
+        outcome = joined([client.outcome for client in self.clients])
+        arrays: dict[str, NDArray[Any]] = {
+            "clients": plan.clients,
+            "sizes": plan.sizes,
+            "batch": plan.batch,
+            "epochs": plan.epochs,
+            "seconds": outcome.seconds,
+            "training": outcome.training,
+            "dropped": outcome.dropped,
+            "late": outcome.late,
+            "bytes_down": np.concatenate([client.bytes_down for client in self.clients]),
+            "bytes_up": np.concatenate([client.bytes_up for client in self.clients]),
         }
+        for name, values in plan.numbers.items():
+            arrays[f"{_NUMBER}/{name}"] = values
+        arrays["round"] = np.array([client.plan.round for client in self.clients])
+        arrays["arrives_at"] = np.array([client.arrives_at for client in self.clients])
+        return arrays
 
     def restore(self, state: Tensors, plan: Plan, device: torch.device) -> None:
         """Restore what ``state`` returned; ``plan`` has the seed and the rules that all plans of the run share."""
         self.clients = []
         if not state:
             return
-        arrays = {
-            name: value.cpu().numpy()
-            for name, value in state.items()
-            if not name.startswith("answers/")
-        }
-        answers = {
-            name.removeprefix("answers/"): v.to(device)
-            for name, v in state.items()
-            if name.startswith("answers/")
-        }
+        answers: Tensors = {}
+        for name, value in group_of(state, _ANSWERS).items():
+            answers[name] = value.to(device)
+        arrays = {}
+        for name, value in state.items():
+            if not name.startswith(f"{_ANSWERS}/"):
+                arrays[name] = value.cpu().numpy()
         done = 0
-        for i, round in enumerate(arrays["round"].tolist()):
-            one = {name: values[i : i + 1] for name, values in arrays.items()}
-            numbers = {
-                name.removeprefix("number/"): value
-                for name, value in one.items()
-                if name.startswith("number/")
-            }
-            clients, sizes, batch, epochs = (
-                one[name] for name in ("clients", "sizes", "batch", "epochs")
-            )
-            outcome = Outcome(
-                one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0
-            )
-            mine = replace(
-                plan,
-                round=round,
-                clients=clients,
-                sizes=sizes,
-                batch=batch,
-                epochs=epochs,
-                numbers=numbers,
-            )
-            client = PendingClient(
-                mine, outcome, float(one["arrives_at"][0]), one["bytes_down"], one["bytes_up"]
-            )
+        for i in range(len(arrays["round"])):
+            client = _restored({name: values[i : i + 1] for name, values in arrays.items()}, plan)
             if client.answers:
                 update = {name: value[done : done + 1] for name, value in answers.items()}
                 client = replace(client, update=_update(update, client.plan))
@@ -151,12 +137,33 @@ class PendingClients:
             self.clients.append(client)
 
 
+def _restored(one: dict[str, NDArray[Any]], plan: Plan) -> PendingClient:
+    """Return a pending client from arrays of one entry each, without its update."""
+    numbers = {}
+    for name, value in one.items():
+        if name.startswith(f"{_NUMBER}/"):
+            numbers[name.removeprefix(f"{_NUMBER}/")] = value
+    mine = replace(
+        plan,
+        round=int(one["round"][0]),
+        clients=one["clients"],
+        sizes=one["sizes"],
+        batch=one["batch"],
+        epochs=one["epochs"],
+        numbers=numbers,
+    )
+    outcome = Outcome(
+        one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0
+    )
+    arrives_at = float(one["arrives_at"][0])
+    return PendingClient(mine, outcome, arrives_at, one["bytes_down"], one["bytes_up"])
+
+
 def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClient]:
     """Return a pending client for each client of an assignment; a late one is given up at the deadline."""
     outcome = assignment.outcome
-    if deadline is None:
-        limit = np.inf
-    else:
+    limit = np.inf
+    if deadline is not None:
         limit = deadline
     result: list[PendingClient] = []
     for i in range(len(assignment.plan.clients)):
@@ -186,9 +193,8 @@ def _some(outcome: Outcome, i: int) -> Outcome:
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Return several outcomes concatenated into one."""
-    names = ("seconds", "training", "epochs", "dropped", "late")
     arrays = {}
-    for name in names:
+    for name in ("seconds", "training", "epochs", "dropped", "late"):
         arrays[name] = np.concatenate([getattr(outcome, name) for outcome in outcomes])
     return Outcome(**arrays, duration=0.0)
 
@@ -221,18 +227,17 @@ def each(updates: Updates) -> list[Updates]:
 
 
 def _flat(update: Updates) -> Tensors:
-    report = {
-        "loss": update.report.loss,
-        "accuracy": update.report.accuracy,
-        **update.report.numbers,
-    }
+    report = update.report
+    numbers = {"loss": report.loss, "accuracy": report.accuracy, **report.numbers}
+    flat: Tensors = {}
+    for name, values in numbers.items():
+        flat[f"report/{name}/"] = torch.from_numpy(values)
     trees = {"payload": update.payload, "kept": update.kept, "buffers": {"": update.buffers}}
-    return {f"report/{name}/": torch.from_numpy(values) for name, values in report.items()} | {
-        f"{group}/{part}/{name}": value
-        for group, tree in trees.items()
-        for part, ts in tree.items()
-        for name, value in ts.items()
-    }
+    for group, tree in trees.items():
+        for part, tensors in tree.items():
+            for name, value in tensors.items():
+                flat[f"{group}/{part}/{name}"] = value
+    return flat
 
 
 def _update(flat: Tensors, plan: Plan) -> Updates:

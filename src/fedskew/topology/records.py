@@ -78,12 +78,10 @@ class Records:
 
     def _together(self) -> Standing:
         combine = {"shortest": np.min, "longest": np.max}
-        return Standing(
-            **{
-                name: combine.get(name, np.sum)(values)
-                for name, values in vars(self._blocks).items()
-            }
-        )
+        together = {}
+        for name, values in vars(self._blocks).items():
+            together[name] = combine.get(name, np.sum)(values)
+        return Standing(**together)
 
     def _of(self, blocks: Ints) -> Standing:
         return Standing.of(*(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS))

@@ -106,24 +106,19 @@ class ShardTrainer:
         if work.what == "probe":
             return self.engine.probe(job, start, shard.plan, work.probe)
         if work.what == "train":
-            return [
-                replace(updates, trained={})
-                for updates in self.engine.train(job, start, shard.plan)
-            ]
+            trained = self.engine.train(job, start, shard.plan)
+            return [replace(updates, trained={}) for updates in trained]
         collector = UpdateCollector(job.algorithm, self.weights)
         seen = list[Updates]()
 
         def keep(updates: Updates) -> None:  # the engine may use the memory of its models again
-            seen.append(
-                replace(
-                    updates,
-                    trained={name: value.clone() for name, value in updates.trained.items()},
-                )
-            )
+            trained = {name: value.clone() for name, value in updates.trained.items()}
+            seen.append(replace(updates, trained=trained))
 
-        arrived = train_and_add(
-            self.engine, job, start, shard.plan, collector, keep if work.models else None
-        )
+        observe = None
+        if work.models:
+            observe = keep
+        arrived = train_and_add(self.engine, job, start, shard.plan, collector, observe)
         return AddedShard(collector.added, arrived, seen)
 
 
@@ -173,34 +168,41 @@ class Sharded:
     ) -> Iterator[tuple[Ints, Any]]:
         """Yield the clients of each shard, as places in the plan, and its result."""
         parts = []
+        shards = []
         for members in deal((plan.sizes * plan.epochs).tolist(), SHARDS):
             if len(members):
                 parts.append(members)
-        shards = []
-        for part in parts:
-            shards.append(Shard(plan.only(part), rows_of(start.kept, torch.from_numpy(part))))
-        if job is self.trainer.jobs[0]:
-            number = 0
-        else:
+                kept = rows_of(start.kept, torch.from_numpy(members))
+                shards.append(Shard(plan.only(members), kept))
+        number = 0
+        if job is not self.trainer.jobs[0]:
             number = 1
         common = Work(what, number, replace(start, kept={}), [], probe, self.models)
-        hands = deal([shard.cost for shard in shards], self.group.size if self.group else 1)
-        mine, *others = (replace(common, shards=[shards[i] for i in hand]) for hand in hands)
-        answers = self._ask(others, lambda: _by_message(self.trainer.perform(_by_message(mine))))
-        results = dict(
-            zip(
-                np.concatenate(hands).tolist(),
-                (one for each in answers for one in each),
-                strict=True,
-            )
-        )
+        processes = 1
+        if self.group:
+            processes = self.group.size
+        hands = deal([shard.cost for shard in shards], processes)
+        works = []
+        for hand in hands:
+            works.append(replace(common, shards=[shards[i] for i in hand]))
+        answers = self._ask(works)
+        results = {}
+        for hand, answer in zip(hands, answers, strict=True):
+            for i, result in zip(hand.tolist(), answer, strict=True):
+                results[i] = result
         for i, part in enumerate(parts):
             yield part, results[i]
 
-    def _ask(self, others: list[Work], mine: Callable[[], list[Any]]) -> list[list[Any]]:
+    def _ask(self, works: list[Work]) -> list[list[Any]]:
+        """Return the results of all processes; the first is this one."""
+
+        def mine() -> list[Any]:
+            results: list[Any] = _by_message(self.trainer.perform(_by_message(works[0])))
+            return results
+
         if self.group is None:
             return [mine()]
-        done, answers = self.group.ask(others, mine)
+        done, answers = self.group.ask(works[1:], mine)
         return [done, *answers]
 
 
