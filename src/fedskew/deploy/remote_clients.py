@@ -25,6 +25,14 @@ CHECKPOINTS = 2  # that stay on a server's disk
 SILENT, REFUSED = "no answer in time", "the node refused: the output of the run has its words"
 
 
+class _RefusedError(FedskewError):
+    """Raised where a node refuses what it was asked; ``of_flower``: its reason is Flower's own, and quotes no file."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal.reason))
+        self.of_flower = refusal.of_flower is True
+
+
 class Transport(Protocol):
     """Carries requests to nodes and their answers back."""
 
@@ -131,33 +139,23 @@ class Nodes:
         sent = {client: to_bytes(request) for client, request in requests.items()}
         for client, content in sorted(self.transport.ask(sent, self.about).items()):
             try:
-                if len(content) > most:
-                    raise FedskewError(
-                        f"an answer of {len(content):,} bytes, expected at most {most:,}"
-                    )
-                answer = from_bytes(content)
-                if isinstance(answer, Refusal):
-                    if answer.of_flower is True:
-                        plain |= {}
-                    else:
-                        plain |= {client: REFUSED}
-                    raise FedskewError(str(answer.reason))
-                if not isinstance(answer, kind):
-                    raise FedskewError(f"it answered with a {type(answer).__name__}")
+                answer = _read(content, kind, most)
                 if check:
-                    answers[client] = check(client, answer)
-                else:
-                    answers[client] = answer
+                    answer = check(client, answer)
+                answers[client] = answer
+            except _RefusedError as problem:
+                refusals[client] = str(problem)
+                if not problem.of_flower:
+                    plain[client] = REFUSED
             except FedskewError as problem:
                 refusals[client] = str(problem)
             except Exception as problem:  # an answer may be anything, and must not end the run
                 refusals[client] = f"an answer that cannot be checked ({type(problem).__name__})"
         if missing := sorted(requests.keys() - answers.keys()):
-            why = {}
+            reasons = {}
             for client in missing:
-                why[client] = plain.get(client) or refusals.get(client, SILENT)
-            asked = type(requests[missing[0]]).__name__.lower()
-            self.unanswered(asked, {self._name(client): reason for client, reason in why.items()})
+                reasons[self._name(client)] = plain.get(client) or refusals.get(client, SILENT)
+            self.unanswered(type(requests[missing[0]]).__name__.lower(), reasons)
         return answers, refusals
 
     def _reasons(self, refusals: Mapping[int, str]) -> str:
@@ -169,6 +167,18 @@ class Nodes:
         if self.names:
             return self.names[client]
         return str(client)
+
+
+def _read(content: bytes, kind: Kinds, most: int) -> Any:
+    """Return an answer of this kind; one of more than ``most`` bytes is not even read."""
+    if len(content) > most:
+        raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
+    answer = from_bytes(content)
+    if isinstance(answer, Refusal):
+        raise _RefusedError(answer)
+    if not isinstance(answer, kind):
+        raise FedskewError(f"it answered with a {type(answer).__name__}")
+    return answer
 
 
 class RemoteSilos:

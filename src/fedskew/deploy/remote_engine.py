@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -27,7 +27,7 @@ from fedskew.deploy.checks import (
     in_range,
     most_bytes,
 )
-from fedskew.deploy.remote_clients import Nodes, Versions
+from fedskew.deploy.remote_clients import Kinds, Nodes, Versions
 from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting, in_tensor, out_of_tensor
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
@@ -38,6 +38,42 @@ from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS
 
 _USES = 16  # of a BatchNorm layer in one step, at most: a client that waits more often never ends
+
+
+@dataclass
+class _Training:
+    """A round of training on nodes: what each was asked, what its answer is like, and how often it may wait."""
+
+    task: Task
+    requests: dict[int, Train] = field(default_factory=dict)
+    like: dict[int, Updates] = field(default_factory=dict)
+    trips: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def most_bytes(self) -> int:
+        """Return how large an answer may be."""
+        return max(map(most_bytes, self.like.values()), default=0)
+
+    def check(self, client: int, answer: Any) -> Any:
+        """Return an update that can be used, or statistics with which a client waits for others."""
+        if not isinstance(answer, Waiting):
+            return checked_update(answer, self.like[client], self.task)
+        if len(self.requests[client].met) >= self.trips[client]:
+            raise FedskewError("it still waits for an exchange after all that its steps can have")
+        sent = _waits(answer).sent
+        if not sent.is_floating_point() or not sent.dim():
+            raise FedskewError(
+                f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics"
+            )
+        return answer
+
+    def go_on(self, waiting: Iterable[int], met: Tensor) -> None:
+        """Ask those who wait to go on with what all of them together have; nobody else is asked again."""
+        requests = {}
+        for client in waiting:
+            request = self.requests[client]
+            requests[client] = replace(request, met=[*request.met, met])
+        self.requests = requests
 
 
 @dataclass
@@ -57,50 +93,40 @@ class RemoteEngine:
         """Yield the updates of the clients that answer, in the order of the plan."""
         number = int(job is not self.job)
         together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-        start = replace(start, kept={})
-        requests = {
-            int(client): Train(number, start, plan.only(np.array([i])), self.versions[number].of(int(client)),
-                               self.mirrored, [], together)
-            for i, client in enumerate(plan.clients)
-        }  # fmt: skip
-        like = {
-            client: self._expected(number, request.plan) for client, request in requests.items()
-        }
-
-        meeting = exchange(job.model, job.algorithm.batchnorm, plan.steps, 0)
-        trips = dict(
-            zip(
-                plan.clients.tolist(), (_USES * meeting.trips * meeting.steps).tolist(), strict=True
+        training = _Training(job.task)
+        for i, client in enumerate(plan.clients.tolist()):
+            mine = plan.only(np.array([i]))
+            version = self.versions[number].of(client)
+            training.requests[client] = Train(
+                number, replace(start, kept={}), mine, version, self.mirrored, [], together
             )
-        )
-
-        def check(client: int, answer: Any) -> Any:
-            if not isinstance(answer, Waiting):
-                return checked_update(answer, like[client], job.task)
-            if len(requests[client].met) >= trips[client]:
-                raise FedskewError(
-                    "it still waits for an exchange after all that its steps can have"
-                )
-            sent = _waits(answer).sent
-            if not sent.is_floating_point() or not sent.dim():
-                raise FedskewError(
-                    f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics"
-                )
-            return answer
-
-        most = max(map(most_bytes, like.values()), default=0)
-        kinds = (Updates, Waiting) if together else Updates
-        answers = _alike(self.nodes.ask(requests, kinds, check, most))
-        while waiting := {
-            client: answer for client, answer in answers.items() if isinstance(answer, Waiting)
-        }:
-            met = settled([answer.sent for answer in waiting.values()])
-            requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
-            done = {client: answer for client, answer in answers.items() if client not in waiting}
-            answers = done | _alike(self.nodes.ask(requests, kinds, check, most, needed=not done))
+            training.like[client] = self._expected(number, mine)
+        meeting = exchange(job.model, job.algorithm.batchnorm, plan.steps, 0)
+        most_trips = (_USES * meeting.trips * meeting.steps).tolist()
+        training.trips = dict(zip(plan.clients.tolist(), most_trips, strict=True))
+        answers = self._answers(training, together)
         for client in plan.clients.tolist():
             if client in answers:
                 yield answers[client]
+
+    def _answers(self, training: _Training, together: bool) -> dict[int, Any]:
+        """Return the updates of the clients that answer; where they share statistics, they wait for each other."""
+        kinds: Kinds = Updates
+        if together:
+            kinds = (Updates, Waiting)
+        check, most = training.check, training.most_bytes
+        answers = _alike(self.nodes.ask(training.requests, kinds, check, most))
+        while waiting := _waiting(answers):
+            met = settled([answer.sent for answer in waiting.values()])
+            training.go_on(waiting, met)
+            done = {}
+            for client, answer in answers.items():
+                if client not in waiting:
+                    done[client] = answer
+            needed = not done
+            found = self.nodes.ask(training.requests, kinds, check, most, needed=needed)
+            answers = done | _alike(found)
+        return answers
 
     def _expected(self, number: int, plan: Plan) -> Updates:
         """Return what a client answers; a model that it trains for itself does not leave it."""
@@ -113,25 +139,19 @@ class RemoteEngine:
     ) -> dict[str, Floats]:
         """Return what each client measures; masked for one that does not answer."""
         start = replace(start, kept={})
-        requests = {
-            int(client): Measure(
-                start,
-                plan.only(np.array([i])),
-                self.versions[0].of(int(client)),
-                what,
-                self.mirrored,
-            )
-            for i, client in enumerate(plan.clients)
-        }
+        requests = {}
+        for i, client in enumerate(plan.clients.tolist()):
+            mine = plan.only(np.array([i]))
+            version = self.versions[0].of(client)
+            requests[client] = Measure(start, mine, version, what, self.mirrored)
         like = {name: np.zeros(1) for name in what}
 
         def check(client: int, answer: Any) -> Any:
             fits(answer, like, "measurement")
             for name, (value,) in answer.items():
+                low = 0.0
                 if name == "loss":
                     low = job.task.range_of("loss").low
-                else:
-                    low = 0.0
                 if np.isfinite(value):  # of a model that has diverged, it is not
                     in_range(float(value), Range(low), f"measurement/{name}")
             return answer
@@ -140,10 +160,11 @@ class RemoteEngine:
         silent = np.array([client not in answers for client in requests])
         result: dict[str, Floats] = {}
         for name in what:
-            result[name] = np.ma.array(
-                [answers[client][name][0] if client in answers else 0.0 for client in requests],
-                mask=silent,
-            )
+            values = np.zeros(len(requests))
+            for i, client in enumerate(requests):
+                if client in answers:
+                    values[i] = answers[client][name][0]
+            result[name] = np.ma.array(values, mask=silent)
         return result
 
     def run_schedule(
@@ -196,13 +217,10 @@ class RemoteEngine:
                 requests[party] = Step(opening, rows[clients == party], [])
             answers = self._all(requests, job.task)
             while any(isinstance(answer, Waiting) for answer in answers.values()):
-                reply = in_tensor(
-                    hub.add([out_of_tensor(answers[party].sent) for party in parties])
-                )
-                requests = {
-                    party: replace(one, answers=[*one.answers, reply])
-                    for party, one in requests.items()
-                }
+                sent = [out_of_tensor(answers[party].sent) for party in parties]
+                reply = in_tensor(hub.add(sent))
+                for party, one in requests.items():
+                    requests[party] = replace(one, answers=[*one.answers, reply])
                 answers = self._all(requests, job.task)
             step = hub.finish([out_of_tensor(answers[party]) for party in parties])
             buffers = step.buffers
@@ -235,6 +253,15 @@ class RemoteEngine:
                 "some clients have ended a step in which others wait for them: start again"
             )
         return answers
+
+
+def _waiting(answers: Mapping[int, Any]) -> dict[int, Waiting]:
+    """Return the answers of clients that wait for others."""
+    waiting = {}
+    for client, answer in answers.items():
+        if isinstance(answer, Waiting):
+            waiting[client] = answer
+    return waiting
 
 
 def _checked_visit(
