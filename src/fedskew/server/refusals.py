@@ -37,39 +37,45 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
-    if isinstance(topology, Scheduled):
-        access = topology.label_access
-    else:
-        access = "none"
-    if settings.secure and access == "none":
-        raise FedskewError(
-            f"secure=true hides labels from a server that schedules by them, and {method} does not: "
-            "use a Stratify method, or leave it out"
-        )
-    if (
-        settings.secure
-        and isinstance(topology, Scheduled)
-        and access == "shares"
-        and topology.counts_labels
-    ):
-        raise FedskewError(
-            "secure=true with selection=weighted gives the server shares of labels and no counts: use "
-            "frequency=uniform and set with per_label= how often each label occurs"
-        )
-    if settings.workers and isinstance(topology, Scheduled):
-        raise FedskewError(
-            f"workers={settings.workers} divides the clients of a round, and {method} trains one model on all of them: "
-            "leave it out"
-        )
-    if settings.workers and algorithm.batchnorm.shared != "never":
-        raise FedskewError(
-            f"workers={settings.workers} divides the clients of a round, and those of {method} share statistics at "
-            "every layer: leave it out"
-        )
+    if settings.secure:
+        _check_secure(algorithm)
+    if settings.workers:
+        _check_workers(algorithm, settings.workers)
     if settings.test_trained and not isinstance(topology, Parallel):
         raise FedskewError(
             f"test_trained=true scores clients' models when all have trained, and {method} has no such moment: "
             "leave it out"
+        )
+
+
+def _check_secure(algorithm: Algorithm) -> None:
+    """Raise an error where there are no labels to hide, or where the server needs what it must not learn."""
+    topology = algorithm.topology(0)
+    method = algorithm.label()
+    if not isinstance(topology, Scheduled) or topology.label_access == "none":
+        raise FedskewError(
+            f"secure=true hides labels from a server that schedules by them, and {method} does not: "
+            "use a Stratify method, or leave it out"
+        )
+    if topology.label_access == "shares" and topology.counts_labels:
+        raise FedskewError(
+            "secure=true with selection=weighted gives the server shares of labels and no counts: use "
+            "frequency=uniform and set with per_label= how often each label occurs"
+        )
+
+
+def _check_workers(algorithm: Algorithm, workers: int) -> None:
+    """Raise an error where the clients of a round cannot be divided among workers."""
+    method = algorithm.label()
+    if isinstance(algorithm.topology(0), Scheduled):
+        raise FedskewError(
+            f"workers={workers} divides the clients of a round, and {method} trains one model on all of them: "
+            "leave it out"
+        )
+    if algorithm.batchnorm.shared != "never":
+        raise FedskewError(
+            f"workers={workers} divides the clients of a round, and those of {method} share statistics at "
+            "every layer: leave it out"
         )
 
 

@@ -9,7 +9,7 @@ from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.engine.device import computing
-from fedskew.engine.job import STATE, Engine, Updates, fresh_client, make_job
+from fedskew.engine.job import STATE, Engine, Updates, fresh_client, make_job, parts
 from fedskew.engine.lr_schedule import schedules
 from fedskew.fleet.machines import fleets
 from fedskew.label_privacy.agreement import Agreement
@@ -30,7 +30,7 @@ from fedskew.server.refusals import (
     weights_of,
 )
 from fedskew.server.scorer import RoundResult, Scorer
-from fedskew.server.setup import (
+from fedskew.server.server_parts import (
     divided,
     make_engine,
     partition_to_train_on,
@@ -93,16 +93,16 @@ class Server:
             algorithm, settings, fed, self.trained_on, machines, self.least
         )
         context = RoundContext(
-            self.job,
-            settings,
-            self.engine,
-            self.participation,
-            self.trained_on,
-            self.per_round,
-            self.least,
-            self.weights,
-            fresh,
-            frozenset(self.state.server_state) & {part.removeprefix(STATE) for part in fresh},
+            job=self.job,
+            settings=settings,
+            engine=self.engine,
+            participation=self.participation,
+            trained_on=self.trained_on,
+            per_round=self.per_round,
+            least=self.least,
+            weights=self.weights,
+            fresh_client=fresh,
+            mirrored=frozenset(self.state.server_state.keys() & parts(fresh, STATE).keys()),
         )
         self.clients = make_clients(fed, context, self.state)
         self.labels = LabelHolders(fed, context, self.state)

@@ -23,7 +23,7 @@ from fedskew.engine.device import pick_device
 from fedskew.engine.job import make_job
 from fedskew.server.clients import jobs_of
 from fedskew.server.server import Server
-from fedskew.server.setup import make_engine
+from fedskew.server.server_parts import make_engine
 from fedskew.tasks.task import Task
 from fedskew.topology.shards import Sharded, ShardTrainer, Work
 from fedskew.transport.group import LEADER, Failure, Group, WorkerLostError
