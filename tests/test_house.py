@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -146,3 +148,13 @@ def test_registering_a_class_is_enough_to_export_it():
         kind = algorithms.get(name)
         assert getattr(fedskew, kind.__name__) is kind
         assert getattr(fedskew.algorithms, kind.__name__) is kind
+
+
+def test_training_loads_no_deployment():
+    code = (
+        "import sys, fedskew as fs; fed = fs.split(fs.load('digits'), 'iid', clients=2); "
+        "fs.train(fed, 'logreg', rounds=1, folder=False); fs.compare; "
+        "print([name for name in sys.modules if name.startswith(('fedskew.deploy', 'flwr'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

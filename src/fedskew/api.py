@@ -148,7 +148,7 @@ def compare(
     """
     from fedskew.report.comparison_files import WRITERS
     from fedskew.study.compare import compare as compare_methods
-    from fedskew.study.compare import compare_finished
+    from fedskew.study.compare import compare_finished, folders_of
 
     values: dict[str, Any] = dict(settings)
     own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
@@ -161,8 +161,9 @@ def compare(
             raise FedskewError(
                 f"{next(iter(values))}: finished runs are compared as they are, leave it out"
             )
-        places = _folders_of(folders)
-        outcome = compare_finished(places, WRITERS.comparison, target=target, out=place)
+        outcome = compare_finished(
+            folders_of(folders), WRITERS.comparison, target=target, out=place
+        )
     else:
         values |= {"target": target, "jobs": jobs}
         outcome = compare_methods(values, WRITERS, out=place, or_resume=or_resume)
@@ -173,36 +174,3 @@ def compare(
     if outcome.folder:
         frame.attrs["folder"] = str(outcome.folder)
     return frame
-
-
-def _folders_of(given: Sequence[Any]) -> list[Path]:
-    """Return the folders of runs, of which several may be in one list."""
-    places = []
-    for some in given:
-        if isinstance(some, (list, tuple)):
-            places += [_folder_of(one) for one in some]
-        else:
-            places.append(_folder_of(some))
-    if not places:
-        raise FedskewError(
-            "compare([]) has no run: give folders of finished runs, or settings by name"
-        )
-    return places
-
-
-def _folder_of(given: Any) -> Path:
-    """Return the folder of a run, given as such or as the run."""
-    if isinstance(given, Run):
-        folder = given.folder
-    else:
-        folder = given
-    if not isinstance(folder, (str, os.PathLike)):
-        raise FedskewError(
-            f"compare needs folders of finished runs, got {type(given).__name__}"
-            + (
-                " without a folder"
-                if isinstance(given, Run)
-                else ": methods are given as algorithm=[...]"
-            )
-        )
-    return Path(folder)

@@ -10,9 +10,9 @@ from tests.deploy.test_parity import ALONE, METHODS
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
+from fedskew.deploy import remote_server
 from fedskew.deploy.flower_grid import GridTransport, simulated
 from fedskew.deploy.simulated_node import answer
-from fedskew.runs import worker_processes as crew
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 # Ray leaves the end of its processes to the collector of garbage.
@@ -84,7 +84,7 @@ def test_every_method(
     def already(*given: Any) -> Iterator[GridTransport]:
         yield simulation
 
-    monkeypatch.setattr(crew, "simulated", already)
+    monkeypatch.setattr(remote_server, "simulated", already)
     model = ALONE.get(method, "tabular:hidden=6")
     plain, nodes = (
         fs.train(fed, model, method, engine=engine, folder=False, **SETTINGS)

@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedskew.data.schema import Pipeline, Scaling
 from fedskew.deploy.fit_checks import checked_description, checked_facts
 from fedskew.deploy.remote_clients import Nodes, RemoteSilos
 from fedskew.deploy.remote_evaluator import sent_metrics
-from fedskew.deploy.remote_server import refuse
+from fedskew.deploy.remote_server import refuse, remote_server
 from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.deploy.rowless_federation import federation_of, hollow_targets
 from fedskew.runs import folder as on_disk
@@ -75,10 +76,11 @@ def run_on_nodes(
     facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
     fed = _federation(described, facts, pipeline, choice, experiment, seed)
     settings = replace(experiment.settings(), engine="flower")
+    make = partial(remote_server, nodes=nodes, everything=False)
     if known:
-        return alone(resuming(folder, fed, watch=Watch(callbacks), nodes=nodes))
+        return alone(resuming(folder, fed, watch=Watch(callbacks), make=make))
     watch = Watch(callbacks)
-    return alone(starting(fed, experiment.model, method, settings, folder, watch, nodes=nodes))
+    return alone(starting(fed, experiment.model, method, settings, folder, watch, make=make))
 
 
 def check_experiment(values: Mapping[str, Any], nodes: int) -> None:

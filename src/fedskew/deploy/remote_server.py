@@ -1,6 +1,11 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,7 +13,7 @@ from torch import nn
 
 from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.topologies import Scheduled
-from fedskew.core.config import Settings
+from fedskew.core.config import Settings, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree
@@ -18,6 +23,7 @@ from fedskew.deploy.checks import (
     fits,
     most_bytes,
 )
+from fedskew.deploy.flower_grid import simulated
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
 from fedskew.deploy.remote_evaluator import RemoteEvaluator
@@ -25,9 +31,12 @@ from fedskew.deploy.requests import Statistics
 from fedskew.deploy.rowless_federation import positions_of
 from fedskew.engine.job import STATE, Start
 from fedskew.engine.plan import Plan
+from fedskew.runs.choices import from_python
+from fedskew.runs.folder import NODES
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
 from fedskew.server.clients import AWAY, OWN, PERSONAL, jobs_of, models_away
+from fedskew.server.makers import MAKERS
 from fedskew.server.server import Server
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import Arrived
@@ -35,6 +44,7 @@ from fedskew.topology.context import RoundContext
 from fedskew.topology.payload import reported, sample_payload
 from fedskew.topology.run_state import RunState
 
+_ANSWER = 600.0  # seconds in which a node of a simulation answers
 VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 
 
@@ -64,6 +74,8 @@ def remote_server(
 class RemoteClients:
     """Clients that are nodes: what they keep stays with them, and the server knows of which round it is."""
 
+    away = True
+
     def __init__(
         self,
         fed: Federation,
@@ -91,6 +103,40 @@ class RemoteClients:
     def nodes(self) -> Nodes:
         """Return the nodes that are asked."""
         return self.engine.nodes
+
+    @contextmanager
+    def serving(self, config: Mapping[str, Any]) -> Iterator[None]:
+        """Let nodes take part: those that there are, or else of Flower's simulation."""
+        for name, value in config.items():
+            if from_python(value):
+                raise FedskewError(
+                    f"engine=flower makes clients in other processes from names, and {name} is a Python object: "
+                    "give a name"
+                )
+        self.nodes.about["config"] = to_toml(config)
+        if self.nodes.transport:
+            yield
+            return
+        from fedskew.deploy.simulated_node import answer
+
+        with (
+            tempfile.TemporaryDirectory() as place,
+            simulated(answer, self.fed.clients, _ANSWER) as transport,
+        ):
+            self.nodes.transport = transport
+            self.nodes.about["folder"] = place
+            yield
+
+    def recorded_in(self, folder: Path) -> None:
+        """Note where simulated nodes keep their state; others have folders of their own."""
+        if self.everything:
+            self.nodes.about["folder"] = str(folder.absolute() / NODES)
+
+    def introduced(self) -> Mapping[str, Any] | None:
+        """Return the number of the run among its nodes, and their names; None in a simulation."""
+        if self.everything:
+            return None
+        return {"run": self.nodes.about["run"], "clients": list(self.fed.client_names)}
 
     def kept(self, clients: Ints) -> Tree:
         """Return nothing: what clients kept is with them."""
@@ -192,3 +238,6 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
             raise FedskewError(
                 f"{reason}, and here rows and models stay with their clients: leave it out"
             )
+
+
+MAKERS["flower"] = remote_server

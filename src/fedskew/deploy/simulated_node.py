@@ -1,4 +1,4 @@
-"""A client of a run as a node of Flower's simulation: every process makes it anew from the configuration of the run."""
+"""Clients of a run as nodes of Flower's simulation: every process makes its client from the configuration."""
 
 import tomllib
 from collections.abc import Mapping
@@ -6,7 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedskew.deploy.node import Node
+import numpy as np
+
+from fedskew.algorithms.contract import resolve
+from fedskew.deploy.node import Node, alone
+from fedskew.models.build import build
+from fedskew.runs.execute import federation_of_config, settings_of, task_of
 
 
 def answer(about: Mapping[str, Any], request: bytes) -> bytes:
@@ -16,6 +21,27 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def _node(config: str, client: int, folder: str) -> Node:
-    from fedskew.runs.execute import node_of
-
     return node_of(tomllib.loads(config), client, Path(folder) / str(client))
+
+
+def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
+    """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
+    fed = federation_of_config(config)
+    settings = settings_of(config)
+    task = task_of(fed, settings)
+    model = build(config["model"], fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
+    shares = {}
+    for name, rows in (("test", fed.test), ("validation", fed.validation)):
+        if rows is not None:
+            shares[name] = np.arange(client, len(rows), fed.clients)
+    return Node(
+        alone(fed, client),
+        client,
+        model,
+        resolve(config["algorithm"]),
+        settings,
+        task,
+        folder,
+        shares,
+        True,
+    )

@@ -19,9 +19,6 @@ from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_clients import Nodes
-from fedskew.deploy.remote_server import RemoteClients, remote_server
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
@@ -54,6 +51,7 @@ from fedskew.runs.summary import Ending, summarise
 from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
+from fedskew.server.makers import MakeServer, maker_for
 from fedskew.server.server import Server
 from fedskew.tasks.task import BY_TARGET, Task, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
@@ -72,14 +70,14 @@ def starting(
     folder: "str | os.PathLike[str] | bool | None",
     watch: Watch = UNWATCHED,
     task: Task | None = None,
-    nodes: Nodes | None = None,
+    make: MakeServer | None = None,
 ) -> "Steps[Run]":
     """Train one method on one federation and record it: in a fresh folder under ``runs`` when None, nowhere when False.
 
-    ``task`` is a task that was made in Python; without one the settings say which. ``nodes`` are clients on machines of
-    their own.
+    ``task`` is a task that was made in Python; without one the settings say which. ``make`` makes the
+    server, by default that of the engine.
     """
-    server, config = prepare(fed, model, algorithm, settings, task, nodes)
+    server, config = prepare(fed, model, algorithm, settings, task, make)
     _warn_of_differences(fed)
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
@@ -92,10 +90,7 @@ def starting(
         place = None
         if isinstance(folder, (str, os.PathLike)):
             place = Path(folder)
-        met = None
-        if nodes:
-            met = {"run": nodes.about["run"], "clients": list(fed.client_names)}
-        disk = _create(place, config, server, met)
+        disk = _create(place, config, server)
         with locked(disk.path):
             return (yield from _drive(server, Checkpoints(disk), tables, config, watch))
 
@@ -113,15 +108,19 @@ def _warn_of_differences(fed: Federation) -> None:
     _told.update(lines)
 
 
-def _create(
-    place: Path | None, config: Mapping[str, Any], server: Server, nodes: Mapping[str, Any] | None
-) -> RunFolder:
+def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
     """Create and return the folder of a run; without a given place, names are tried until one is free."""
     fed = server.fed
     pipeline = fed.data.pipeline.to_json()
     if fed.named:
         pipeline = {**pipeline, "clients": list(fed.client_names)}
-    content = (to_toml(config), environment(server), fed.partition, pipeline, nodes)
+    content = (
+        to_toml(config),
+        environment(server),
+        fed.partition,
+        pipeline,
+        server.clients.introduced(),
+    )
     while place is None:
         with suppress(on_disk.TakenError):
             return RunFolder.create(_fresh_folder(config), *content)
@@ -137,11 +136,11 @@ def resuming(
     *,
     how: Resumption = RESUMED,
     watch: Watch = UNWATCHED,
-    nodes: Nodes | None = None,
+    make: MakeServer | None = None,
 ) -> "Steps[Run]":
     """Continue a run from a checkpoint; a finished one is returned with its server.
 
-    The first five are those of ``fedskew.resume``, ``watch`` and ``nodes`` those of ``starting``.
+    The first five are those of ``fedskew.resume``, ``watch`` and ``make`` those of ``starting``.
     """
     disk = RunFolder.open(folder)
     lock: AbstractContextManager[None] = nullcontext()
@@ -155,13 +154,13 @@ def resuming(
         given = {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task}
         _check_given(disk, config, given)
         if fed is None:
-            fed = _federation_of(config)
+            fed = federation_of_config(config)
         _check_rows(disk, fed, began)
         if model is None:
             model = config["model"]
         method = algorithm or resolve(config["algorithm"])
         settings = _settings_to_resume(disk, config, began, how.workers)
-        server, resolved = prepare(fed, model, method, settings, task, nodes)
+        server, resolved = prepare(fed, model, method, settings, task, make)
         # A run of an older version learnt classes, and does not say so
         config.setdefault("task", resolved["task"])
         check_same(disk, began, environment(server), how.force)
@@ -237,33 +236,11 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
 def server_of(config: Mapping[str, Any]) -> Server:
     """Return the server of a configuration that names all parts of a run."""
     method = resolve(config["algorithm"])
-    return prepare(_federation_of(config), config["model"], method, settings_of(config))[0]
+    return prepare(federation_of_config(config), config["model"], method, settings_of(config))[0]
 
 
-def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
-    """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
-    fed = _federation_of(config)
-    settings = settings_of(config)
-    task = _fitted(_task(fed, settings, None), fed)
-    model = build(config["model"], fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
-    shares = {}
-    for name, rows in (("test", fed.test), ("validation", fed.validation)):
-        if rows is not None:
-            shares[name] = np.arange(client, len(rows), fed.clients)
-    return Node(
-        alone(fed, client),
-        client,
-        model,
-        resolve(config["algorithm"]),
-        settings,
-        task,
-        folder,
-        shares,
-        True,
-    )
-
-
-def _federation_of(config: Mapping[str, Any]) -> Federation:
+def federation_of_config(config: Mapping[str, Any]) -> Federation:
+    """Return the federation of a configuration that names data and skew."""
     given = {name: config[name] for name in PARTITION_SETTINGS if name in config}
     return federate(Experiment(**given))
 
@@ -280,11 +257,11 @@ def prepare(
     algorithm: Algorithm,
     settings: Settings,
     task: Task | None = None,
-    nodes: Nodes | None = None,
+    make: MakeServer | None = None,
 ) -> tuple[Server, dict[str, Any]]:
     """Return a server and its whole configuration; bad choices raise an error here, before anything is written.
 
-    ``nodes`` are the clients on their own machines, whose rows the federation does not have.
+    ``make`` makes the server, by default that of the engine.
     """
     if not isinstance(fed, Federation):
         raise FedskewError(
@@ -298,12 +275,8 @@ def prepare(
     task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
-    if settings.engine == "flower":
-        server = remote_server(
-            fed, module, algorithm, settings, task, nodes, everything=nodes is None
-        )
-    else:
-        server = Server(fed, module, algorithm, settings, task=task)
+    make = make or maker_for(settings.engine)
+    server = make(fed, module, algorithm, settings, task)
     check_head(server.job)
     config: dict[str, Any] = {}
     for field in fields(Settings):
@@ -317,6 +290,11 @@ def prepare(
     config["model"] = model_as_table(model)
     config["algorithm"] = method_as_table(algorithm)
     return server, config
+
+
+def task_of(fed: Federation, settings: Settings) -> Task:
+    """Return the task of the settings, for the classes of a federation."""
+    return _fitted(_task(fed, settings, None), fed)
 
 
 def _fitted(task: Task, fed: Federation) -> Task:
@@ -398,10 +376,8 @@ def _drive(
     if checkpoints:
         disk = checkpoints.disk
         folder = disk.path
-    # Nodes of their own have folders of their own
-    clients = server.clients
-    if disk and isinstance(clients, RemoteClients) and clients.everything:
-        clients.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
+    if disk:
+        server.clients.recorded_in(disk.path)
     stopping = EarlyStopping(server, tables[on_disk.ROUNDS])
     with tracking() as trackers:
         watching = [stopping, trackers, *as_callbacks(watch.callbacks)]
@@ -435,7 +411,7 @@ def _finish(
     config: Mapping[str, Any],
 ) -> Run:
     """Score the models after the last round, write the last files, and return the run."""
-    if disk and isinstance(server.clients, RemoteClients):
+    if disk and server.clients.away:
         # Before clients are asked again, who may not answer
         disk.write(on_disk.MODEL, _weights(server))
     end = Ending.of(server)

@@ -15,19 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedskew.core.config import SHARDS, to_toml, workers_of_torchrun
+from fedskew.core.config import SHARDS, workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import Imported, import_again, imported
-from fedskew.deploy.flower_grid import simulated
-from fedskew.deploy.remote_server import RemoteClients
-from fedskew.deploy.simulated_node import answer
-from fedskew.runs.choices import from_python
 from fedskew.server.server import Server
 from fedskew.server.worker import Inputs, Numbers, Recipe, enlisted, serve
 from fedskew.transport.group import LEADER, Group, on_this_machine
 from fedskew.transport.messages import packed
 
-_ANSWER = 600.0  # seconds in which a node of a simulation answers
 _END = 5.0  # seconds in which a worker that was told to end does so
 _joined: list[Group] = []  # the group of torchrun's processes, if this is one of them
 
@@ -39,8 +34,8 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     ``config`` is the whole configuration of the run, of which workers of torchrun make it themselves.
     """
     workers = server.settings.workers
-    if isinstance(server.clients, RemoteClients):
-        with _as_nodes(server.clients, config):
+    if server.clients.away:
+        with server.clients.serving(config):
             yield
     elif workers is None:
         yield
@@ -61,27 +56,6 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     else:
         with _started(workers, server) as group, enlisted(server, group, Numbers.of(server)):
             yield
-
-
-@contextmanager
-def _as_nodes(clients: RemoteClients, config: Mapping[str, Any]) -> Iterator[None]:
-    """Let the clients of a server be nodes: those that it has, or else of Flower's simulation."""
-    if own := [name for name, value in config.items() if from_python(value)]:
-        raise FedskewError(
-            f"engine=flower makes clients in other processes from names, and {own[0]} is a Python object: give a name"
-        )
-    nodes = clients.nodes
-    nodes.about["config"] = to_toml(config)
-    if nodes.transport:
-        yield
-        return
-    with (
-        tempfile.TemporaryDirectory() as place,
-        simulated(answer, clients.fed.clients, _ANSWER) as transport,
-    ):
-        nodes.transport = transport
-        nodes.about["folder"] = place
-        yield
 
 
 @contextmanager

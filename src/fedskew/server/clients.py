@@ -1,9 +1,11 @@
 """The clients of a run: what a server asks of them, and the clients of a simulation, whose rows are here."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -56,6 +58,20 @@ class Clients(RoundClients, Protocol):
         """Restore stores and what ``checkpoint`` returned; without stores, all clients have their initial state."""
         ...
 
+    away: bool  # whether clients are on machines of their own, and may not answer
+
+    def serving(self, config: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Let clients take part in a run of this configuration, until the context ends."""
+        ...
+
+    def recorded_in(self, folder: Path) -> None:
+        """Note in which folder the run is recorded."""
+        ...
+
+    def introduced(self) -> Mapping[str, Any] | None:
+        """Return by what the nodes of a run are known again, for its folder; None without such nodes."""
+        ...
+
 
 # Makes the clients of a run, once its model and its method are known
 MakeClients: TypeAlias = Callable[[Federation, RoundContext, RunState], Clients]
@@ -63,6 +79,8 @@ MakeClients: TypeAlias = Callable[[Federation, RoundContext, RunState], Clients]
 
 class LocalClients:
     """The clients of a simulation: their rows, and what they keep, are in this process."""
+
+    away = False
 
     def __init__(self, fed: Federation, context: RoundContext, state: RunState) -> None:
         self.fed = fed
@@ -76,6 +94,16 @@ class LocalClients:
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore(fresh, home_of(fresh, self.context.trained_on.clients))
+
+    def serving(self, config: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Need nothing: they are here."""
+        return nullcontext()
+
+    def recorded_in(self, folder: Path) -> None:
+        """Need no folder: what they keep is in checkpoints."""
+
+    def introduced(self) -> None:
+        """Return nothing: they are no nodes."""
 
     def kept(self, clients: Ints) -> Tree:
         """Return what these clients kept, stacked."""

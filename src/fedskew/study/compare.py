@@ -4,14 +4,16 @@ A comparison is planned, frozen on disk, executed, judged and written. What writ
 in, because that lies above.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedskew.core.errors import Interrupted
+from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import GROUP, Row, resume_command
+from fedskew.runs.run import Run
 from fedskew.study.comparison_table import Comparison, comparison
 from fedskew.study.overview import overview
 from fedskew.study.study_folder import Study, freeze, record_target
@@ -114,3 +116,32 @@ def own_folder(folders: Sequence[Path]) -> Path | None:
     if len(folders) == 1 and (folders[0] / GROUP).is_file():
         return folders[0]
     return None
+
+
+def folders_of(given: Sequence[Any]) -> list[Path]:
+    """Return the folders of runs, which are given as such or as runs; several may be in one list."""
+    places = []
+    for some in given:
+        if isinstance(some, (list, tuple)):
+            places += [_folder_of(one) for one in some]
+        else:
+            places.append(_folder_of(some))
+    if not places:
+        raise FedskewError(
+            "compare([]) has no run: give folders of finished runs, or settings by name"
+        )
+    return places
+
+
+def _folder_of(given: Any) -> Path:
+    """Return the folder of a run, given as such or as the run."""
+    if isinstance(given, Run):
+        if given.folder is None:
+            raise FedskewError("compare needs folders of finished runs, got Run without a folder")
+        return given.folder
+    if isinstance(given, (str, os.PathLike)):
+        return Path(given)
+    raise FedskewError(
+        f"compare needs folders of finished runs, got {type(given).__name__}: "
+        "methods are given as algorithm=[...]"
+    )
