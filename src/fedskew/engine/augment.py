@@ -51,21 +51,27 @@ def schedule_moves(
     """Return the same for every sample of a schedule, by its place in it, as ``[3, sample]``."""
     if how == "none":
         return None
-    return moves_of(
-        torch.from_numpy(Stream(seed, "augment", round).bits(samples).view(np.int64)).to(device),
-        how,
-    )
+    words = Stream(seed, "augment", round).bits(samples)
+    return moves_of(torch.from_numpy(words.view(np.int64)).to(device), how)
 
 
 def moves_of(words: Tensor, how: Augment) -> Tensor:
     """Return shifts down, shifts right and flips from random words of 64 bits."""
-    crop = "crop" in how
-    flip = "flip" in how
-    down, right = (
-        ((words >> low) & _FIELD) * _CHOICES >> _WIDTH if crop else words * 0 + PAD
-        for low in (44, 24)
-    )
-    return torch.stack([down, right, words & 1 if flip else words * 0]).to(torch.uint8)
+    if "crop" in how:
+        down = _shift(words >> 44)
+        right = _shift(words >> 24)
+    else:
+        down = right = words * 0 + PAD
+    if "flip" in how:
+        mirrored = words & 1
+    else:
+        mirrored = words * 0
+    return torch.stack([down, right, mirrored]).to(torch.uint8)
+
+
+def _shift(words: Tensor) -> Tensor:
+    """Return a shift from 0 to ``2 * PAD`` from the lowest bits of random words."""
+    return (words & _FIELD) * _CHOICES >> _WIDTH
 
 
 def augment(x: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
@@ -80,12 +86,11 @@ def augment(x: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
     columns = torch.where(flip.flatten()[:, None] != 0, columns.flip(0), columns)
     rows = rows + down.flatten().long()[:, None] - PAD
     columns = columns + right.flatten().long()[:, None] - PAD
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
+    row_inside = (rows >= 0) & (rows < height)
+    column_inside = (columns >= 0) & (columns < width)
+    inside = row_inside[:, :, None] & column_inside[:, None, :]
     index = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     index = index.flatten(1)[:, None].expand(-1, channels, -1)
-    found = (
-        x.reshape(-1, channels, height * width).gather(2, index).view(-1, channels, height, width)
-    )
-    return torch.where(inside[:, None], found, 0).view(x.shape)
+    moved = x.reshape(-1, channels, height * width).gather(2, index)
+    moved = moved.view(-1, channels, height, width)
+    return torch.where(inside[:, None], moved, 0).view(x.shape)

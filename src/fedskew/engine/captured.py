@@ -53,7 +53,8 @@ class CapturedStack(Stack):
         own_lr: bool = False,
     ) -> None:
         super().__init__(job, channels_last, joint, own_lr)
-        self.room, self.slots = room, torch.arange(room.width, device=self.device)
+        self.room = room
+        self.slots = torch.arange(room.width, device=self.device)
         self.inside = False  # a round that is captured as a whole
         self.seen: Counter[tuple[Block, ...]] = Counter()
         self.states: dict[tuple[Block, ...], RoundState] = {}
@@ -79,10 +80,9 @@ class CapturedStack(Stack):
     def _take_round(self, blocks: list[Block]) -> None:
         """Take a round as one graph if it comes again, else part by part; both have a state of their own."""
         whole = self._repeats(blocks)
+        known = _PARTS
         if whole:
             known = tuple(blocks)
-        else:
-            known = _PARTS
         if known in self.states:
             self.state = self.states[known]
         if whole:
@@ -97,13 +97,12 @@ class CapturedStack(Stack):
         """Return whether a round is captured as a whole: a short one without measurements that was there before."""
         known = tuple(blocks)
         self.seen[known] += 1
-        short = (
-            len(self.counts) <= _STEPS_IN_A_ROUND
-            and not {"loss_before", "loss_after", "full_gradient"} & self.requires
-        )
-        return known in self.states or (
-            short and self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT
-        )
+        if known in self.states:
+            return True
+        measures = {"loss_before", "loss_after", "full_gradient"} & self.requires
+        if measures or len(self.counts) > _STEPS_IN_A_ROUND:
+            return False
+        return self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
@@ -125,23 +124,20 @@ class CapturedStack(Stack):
         # One copy to the GPU for all numbers: whole ones, and the bits of others.
         first = self.job.partition.offsets[plan.places - self.job.first]
         columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
-        words = [stream_words(plan, purpose) for purpose in (plan.purpose, "augment")]
-        numbers = torch.from_numpy(
-            np.concatenate([np.stack([*columns, *words], 1), packed.view(np.int64)], 1)
-        )
+        columns += [stream_words(plan, plan.purpose), stream_words(plan, "augment")]
+        words = np.concatenate([np.stack(columns, 1), packed.view(np.int64)], 1)
+        numbers = torch.from_numpy(words)
         if not self.given:
-            room = {}
-            for part, ts in {**own, "numbers": {"": numbers}}.items():
-                room[part] = {
-                    name: _room(value, clients).to(self.device) for name, value in ts.items()
-                }
-            self.given = {**copied(shared), **room}
+            self.given = copied(shared)
+            for part, tensors in {**own, "numbers": {"": numbers}}.items():
+                self.given[part] = {}
+                for name, value in tensors.items():
+                    self.given[part][name] = _room(value, clients).to(self.device)
         there = self.given["numbers"][""]
         there[:count].copy_(numbers, non_blocking=True)
-        given = []
+        given: list[Tensor] = []
         for part in shared:
-            for value in self.given[part].values():
-                given.append(value)
+            given.extend(self.given[part].values())
         for part in own:
             for value in self.given[part].values():
                 given.append(value[:count])
@@ -164,54 +160,42 @@ class CapturedStack(Stack):
             room.epochs,
             room.longest,
         )
-        if self.job.augment == "none":
-            return rows, real, None
-        return (
-            rows,
-            real,
-            moves_of(move_words(plan, words[1], room.steps, room.width), self.job.augment),
-        )
+        moves = None
+        if self.job.augment != "none":
+            move_bits = move_words(plan, words[1], room.steps, room.width)
+            moves = moves_of(move_bits, self.job.augment)
+        return rows, real, moves
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _at_once(self, most: int) -> int:
         """Return how many steps are taken together: so many, or as there is room for their inputs."""
-        step = (
-            self.room.clients
-            * self.room.width
-            * max(1, self.job.x[0].numel())
-            * self.job.x.element_size()
-        )
+        row = max(1, self.job.x[0].numel()) * self.job.x.element_size()
+        step = self.room.clients * self.room.width * row
         return max(1, min(most, _BYTES_AT_ONCE // step))
 
     def _grouped(self, steps: list[Block]) -> list[Block]:
         """Return steps of the same shape as one block; what is left is taken step by step, for few different shapes."""
         most = self._at_once(_STEPS_AT_ONCE)
-        blocks = joined(steps, most)
-        single = []
-        for block in blocks:
-            single.append(
-                [block] if block.steps == most else [replace(block, steps=1)] * block.steps
-            )
-        result: list[Block] = []
-        for some in single:
-            for block in some:
-                result.append(block)
-        return result
+        blocks: list[Block] = []
+        for block in joined(steps, most):
+            if block.steps == most:
+                blocks.append(block)
+            else:
+                blocks += [replace(block, steps=1)] * block.steps
+        return blocks
 
     def _shape(self, step: int, count: Ints) -> Block:
         """Return one of few shapes, with room for a step with these batch sizes."""
         exact = super()._shape(step, count)
-        if exact.shares:
-            active = exact.active
-        else:
-            active = min(few(exact.active), self.room.clients)
+        active = exact.active
+        if not exact.shares:
+            active = min(few(active), self.room.clients)
         more = active > exact.active
         padded = exact.padded or more
+        width = exact.width
         if padded:
             width = self.room.width
-        else:
-            width = exact.width
         trained = self._trained(step, active)
         return replace(
             exact, active=active, width=width, padded=padded, partial=more, trained=trained

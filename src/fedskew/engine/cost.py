@@ -63,10 +63,8 @@ class Cost:
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
-    row = x[0].numel() + one.activations
-    memory = (
-        _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
-    )
+    row = (x[0].numel() + one.activations) * x.element_size()
+    memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row
     return Cost(one.multiplications * batch, memory, one.convolutions, one.batch_norm)
 
 
@@ -78,11 +76,11 @@ def largest_output(model: nn.Module, x: Tensor) -> int:
 def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
     """Return the cost of one row, computed once for each model."""
     if model not in _known:
-        found = _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
+        found = _count_row(model, x[:1].clone())  # a model may write to its input
         found.batch_norm = has_batch_norm(model)
-        found.weights = sum(
-            value.numel() * value.element_size() for value in model.state_dict().values()
-        )
+        for value in model.state_dict().values():
+            found.weights += value.numel() * value.element_size()
+        _known[model] = found
     return _known[model]
 
 
@@ -99,11 +97,10 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
             found.convolutions |= weight.dim() > 2
             found.multiplications += weight.numel() * output[0, 0].numel()
 
-    handles = [
-        module.register_forward_hook(count)
-        for module in model.modules()
-        if not list(module.children())
-    ]
+    handles = []
+    for module in model.modules():
+        if not list(module.children()):
+            handles.append(module.register_forward_hook(count))
     training = model.training
     model.eval()
     try:

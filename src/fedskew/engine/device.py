@@ -20,7 +20,9 @@ Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 def pick_device(name: str) -> torch.device:
     """Return the device by name; ``auto`` is the GPU if there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -42,9 +44,8 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    asked = (
-        os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    )  # a list has one number for each nesting level
+    # A list has one number for each nesting level.
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked) > 0:
         return min(cores, int(asked))
     return cores
@@ -75,9 +76,8 @@ def products_in(precision: Precision) -> AbstractContextManager[None]:
 def _faster_products(precision: Precision) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     if precision == "tf32":
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (True, True)
-    else:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
     try:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             yield
@@ -110,13 +110,12 @@ def in_threads(task: Callable[[int], Result], count: int, threads: int) -> Itera
 @contextmanager
 def random_layers(device: torch.device, seed: int, round: int, client: int) -> Iterator[None]:
     """Seed layers that draw random numbers (dropout) for a client and round; the global generators are restored."""
+    devices = []
     if device.type == "cuda":
-        devices = [device]
-    else:
-        devices = []
+        devices.append(device)
     with torch.random.fork_rng(devices=devices):
         word = int(bits(seed, "dropout", round, client)[0] >> np.uint64(1))
-        # Torch.manual_seed would reset the generators of all GPUs as well
+        # torch.manual_seed would reset the generators of all GPUs as well
         torch.default_generator.manual_seed(word)
         if device.type == "cuda":
             with torch.cuda.device(device):

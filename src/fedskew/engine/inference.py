@@ -71,7 +71,7 @@ class Inference:
                 self._forward = _captured(self._model, x, self._size)
             else:
                 self._forward = self._eager
-        # Torch.split makes one empty chunk of no rows
+        # torch.split makes one empty chunk of no rows
         for first in range(0, len(rows), self._size):
             some = rows[first : first + self._size]
             yield self._forward(x, some), some
@@ -94,7 +94,7 @@ class Inference:
         sizes = np.array([len(piece) for piece in pieces])
         ends = np.cumsum(sizes)
         every = torch.from_numpy(np.concatenate(pieces)).to(x.device)
-        # Functional_call leaves its tensors behind in a layer that is used twice
+        # functional_call leaves its tensors behind in a layer that is used twice
         model = copy.deepcopy(self._model)
         first = 0
 
@@ -118,9 +118,8 @@ def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
     inputs = torch.zeros((size, *x.shape[1:]), dtype=x.dtype, device=x.device)
     layers = StackedModel(model, (), training=False)  # convolutions, pooling and ReLU in one kernel
     weights = {}
-    for name, value in model.named_parameters():
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
         weights[name] = value.detach().unsqueeze(0)
-    weights |= {name: value.unsqueeze(0) for name, value in model.named_buffers()}
 
     def forward(x: Tensor) -> Tensor:
         return layers.forward(weights, x.unsqueeze(0))[0]

@@ -36,9 +36,8 @@ WHOLE = "whole"  # what is said of a model that clients share with all its parts
 SETTING_POLICY = {
     "aggregate": BatchNormPolicy(),
     "local": BatchNormPolicy(local="everything"),
-    "silo": BatchNormPolicy(
-        local="statistics"
-    ),  # Andreux et al. 2020: scale and shift are averaged, statistics are not
+    # Andreux et al. 2020: scale and shift are averaged, statistics are not
+    "silo": BatchNormPolicy(local="statistics"),
 }
 
 
@@ -52,17 +51,19 @@ def shared_model(kept: Collection[str]) -> str:
     """
     if not kept:
         return WHOLE
-    names = ", ".join(sorted(kept)[:3]) + (", …" if len(kept) > 3 else "")
+    names = ", ".join(sorted(kept)[:3])
+    if len(kept) > 3:
+        names += ", …"
     return f"every client keeps a part of the model ({names}), and they share no whole one"
 
 
 def parts(kept: Tree, prefix: str) -> Tree:
     """Return the parts of ``kept`` under a prefix, by their plain names."""
-    result: Tree = {}
+    under_prefix: Tree = {}
     for name, tensors in kept.items():
         if name.startswith(prefix):
-            result[name.removeprefix(prefix)] = tensors
-    return result
+            under_prefix[name.removeprefix(prefix)] = tensors
+    return under_prefix
 
 
 def prefixed(tree: Tree, prefix: str) -> Tree:
@@ -126,9 +127,8 @@ class Job:
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
         """Return row numbers of the data, on its device, for positions ``[..., client, slot]`` of these clients."""
-        rows = self.partition.rows[
-            self.partition.offsets[clients - self.first][:, None] + positions
-        ]
+        begins = self.partition.offsets[clients - self.first]
+        rows = self.partition.rows[begins[:, None] + positions]
         return torch.from_numpy(rows).to(self.y.device)
 
     def class_counts(self, clients: Ints) -> Tensor:

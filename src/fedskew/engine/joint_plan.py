@@ -53,26 +53,25 @@ class JointPlan(Plan):
         columns: dict[str, Any] = {}
         for name in Plan.COLUMNS:
             columns[name] = np.concatenate([getattr(plan, name) for plan in plans])
-        columns |= {
-            "member": np.repeat(np.arange(len(plans)), clients),
-            "lrs": np.repeat(lrs, clients),
-        }
-        columns["held_at"] = np.concatenate(
-            [plan.places + begin for plan, begin in zip(plans, first, strict=True)]
-        )
+        places = [plan.places + begin for plan, begin in zip(plans, first, strict=True)]
         numbers = {}
         for name in plans[0].numbers:
             numbers[name] = np.concatenate([plan.numbers[name] for plan in plans])
         for name in options[0]:
             numbers[OPTION + name] = np.repeat([one[name] for one in options], clients)
         one = plans[0]
-        fixed: dict[str, Any] = {
-            "least": one.least,
-            "purpose": one.purpose,
-            "numbers": numbers,
-            "plans": tuple(plans),
-        }
-        return cls(one.seed, one.round, **columns, **fixed)
+        return cls(
+            one.seed,
+            one.round,
+            **columns,
+            least=one.least,
+            numbers=numbers,
+            purpose=one.purpose,
+            member=np.repeat(np.arange(len(plans)), clients),
+            held_at=np.concatenate(places),
+            lrs=np.repeat(lrs, clients),
+            plans=tuple(plans),
+        )
 
     def streams(self, purpose: str) -> Bits:
         """Return the state of the random stream of each client's run."""

@@ -1,36 +1,30 @@
 """Layers run for all clients of a stack at once, as batched operations with their own backward pass.
 
 Activations are ``[client, row, ...]`` and weights ``[client, ...]``. A linear layer is a batched matrix product, a
-convolution a grouped one. Layers without weights see the rows of all clients as one batch. Any other layer runs under
-``torch.func.vmap`` and is differentiated by autograd.
+convolution a grouped one. Layers without weights see the rows of all clients as one batch. Any other layer is one of
+``fedskew.engine.vmapped``.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from fedskew.batchnorm.masked import Mask, MaskedBatchNorm
 from fedskew.core.trees import Tensors
 from fedskew.engine.device import Precision
-from fedskew.engine.features import Tap
 from fedskew.kernels import available
 from fedskew.kernels.geometry import Geometry
 
 aten = torch.ops.aten
-
-# These never write to their input
-NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class Run:
     """One forward and backward pass."""
 
     def __init__(self, values: Tensors | None = None, real: Tensor | None = None) -> None:
-        self.values, self.real = values or {}, real
+        self.values = values or {}
+        self.real = real
         self.moved: Tensors = {}
         self.features: Tensor | None = None
         self.of_features: Tensor | None = None
@@ -71,17 +65,22 @@ class Weights:
 
     def __init__(self, module: nn.Module, names: dict[int, str], trained: frozenset[str]) -> None:
         self._own = dict(module.named_parameters(recurse=False))
-        self._names = {name: names[id(value)] for name, value in self._own.items()}
-        self.trained = {name for name, full in self._names.items() if full in trained}
+        self._names: dict[str, str] = {}
+        self.trained: set[str] = set()
+        for name, value in self._own.items():
+            full = names[id(value)]
+            self._names[name] = full
+            if full in trained:
+                self.trained.add(name)
 
     def get(self, name: str, run: Run, clients: int) -> Tensor | None:
         """Return a weight of all clients, or None if the layer has none of that name."""
         if name not in self._own:
             return None
-        found = run.values.get(self._names[name])
-        if found is None:
+        stacked = run.values.get(self._names[name])
+        if stacked is None:
             return self._own[name].expand(clients, *self._own[name].shape)
-        return found
+        return stacked
 
     def add(self, name: str, grad: Tensor, run: Run) -> None:
         """Add the gradient of a weight."""
@@ -100,7 +99,9 @@ class Head(Layer):
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         below = self.layer.backward(d, run, wanted)
-        return below if below is None or run.of_features is None else below + run.of_features
+        if below is None or run.of_features is None:
+            return below
+        return below + run.of_features
 
 
 class Linear(Layer):
@@ -112,23 +113,16 @@ class Linear(Layer):
         self.weights = weights
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
-        weight, bias = (self.weights.get(name, run, len(x)) for name in ("weight", "bias"))
+        weight = self.weights.get("weight", run, len(x))
+        bias = self.weights.get("bias", run, len(x))
         assert weight is not None
         flat = run.low(x).flatten(1, -2)
         weight = run.low(weight)
-        if bias is None:
-            bias = None
-        else:
+        if bias is not None:
             bias = run.low(bias)
         # Outputs lie in memory as [client, output, row]: the product and all that is summed over outputs are faster so.
         inputs = flat.mT
-        if (
-            self.relu
-            and bias is not None
-            and x.is_cuda
-            and x.dtype == torch.float32
-            and available()
-        ):
+        if bias is not None and self._fused_relu(x):
             from fedskew.kernels.loss_kernels import bias_relu_
 
             y = torch.bmm(weight, inputs)
@@ -140,12 +134,14 @@ class Linear(Layer):
                 y = torch.baddbmm(bias.unsqueeze(2), weight, inputs)
             if self.relu:
                 y = y.relu_()
-            else:
-                y = y
         run.saved[self] = x.shape, flat, weight, y.mT
         if x.dim() == 3:
             return y.mT
         return y.mT.reshape(*x.shape[:-1], y.shape[1])
+
+    def _fused_relu(self, x: Tensor) -> bool:
+        """Return whether bias and ReLU are one kernel for these inputs."""
+        return self.relu and x.is_cuda and x.dtype == torch.float32 and available()
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         d = run.low(d).flatten(1, -2)
@@ -159,7 +155,9 @@ class Linear(Layer):
         if not wanted:
             return None
         below = torch.bmm(weight.mT, d.mT).mT  # laid out like the outputs of the layer below
-        return below if len(shape) == 3 else below.reshape(shape)
+        if len(shape) == 3:
+            return below
+        return below.reshape(shape)
 
 
 class Conv(Layer):
@@ -172,19 +170,18 @@ class Conv(Layer):
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         clients, rows = x.shape[:2]
-        weight, bias = (self.weights.get(name, run, clients) for name in ("weight", "bias"))
+        weight = self.weights.get("weight", run, clients)
+        bias = self.weights.get("bias", run, clients)
         assert weight is not None
         flat = run.low(x).transpose(0, 1).reshape(rows, -1, *x.shape[3:])
         weight = run.low(weight).flatten(0, 1)
         run.saved[self] = flat, weight
-        if bias is None:
-            flat_bias = None
-        else:
-            flat_bias = run.low(bias).flatten()
+        if bias is not None:
+            bias = run.low(bias).flatten()
         y: Tensor = aten.convolution(
             flat,
             weight,
-            flat_bias,
+            bias,
             *self.geometry,
             False,
             [0] * (x.dim() - 3),
@@ -194,8 +191,10 @@ class Conv(Layer):
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         clients, rows = d.shape[:2]
-        flat, (x, weight) = d.transpose(0, 1).reshape(rows, -1, *d.shape[3:]), run.saved[self]
-        mask = [wanted, "weight" in self.weights.trained, "bias" in self.weights.trained]
+        flat = d.transpose(0, 1).reshape(rows, -1, *d.shape[3:])
+        x, weight = run.saved[self]
+        trained = self.weights.trained
+        mask = [wanted, "weight" in trained, "bias" in trained]
         below, of_weight, of_bias = aten.convolution_backward(
             flat.to(x.dtype),
             x,
@@ -207,11 +206,14 @@ class Conv(Layer):
             clients * self.groups,
             mask,
         )
-        if mask[1]:
+        if "weight" in trained:
             self.weights.add("weight", of_weight.view(clients, -1, *weight.shape[1:]), run)
-        if mask[2]:
+        if "bias" in trained:
             self.weights.add("bias", of_bias.view(clients, -1), run)
-        return below.view(rows, clients, -1, *below.shape[2:]).transpose(0, 1) if wanted else None
+        if not wanted:
+            return None
+        of_input: Tensor = below.view(rows, clients, -1, *below.shape[2:])
+        return of_input.transpose(0, 1)
 
 
 class Relu(Layer):
@@ -221,12 +223,16 @@ class Relu(Layer):
         self.in_place = in_place
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
-        y = run.saved[self] = x.relu_() if self.in_place else x.relu()
+        if self.in_place:
+            y = x.relu_()
+        else:
+            y = x.relu()
+        run.saved[self] = y
         return y
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
-        found: Tensor = aten.threshold_backward(d, run.saved[self], 0)
-        return found
+        below: Tensor = aten.threshold_backward(d, run.saved[self], 0)
+        return below
 
 
 class Flatten(Layer):
@@ -244,13 +250,13 @@ class MaxPool(Layer):
     """Max-pooling in two dimensions."""
 
     def __init__(self, module: nn.MaxPool2d) -> None:
-        stride = module.stride if module.stride is not None else module.kernel_size
-        sizes = (module.kernel_size, stride, module.padding, module.dilation)
-        self.geometry = tuple(
-            [size, size] if isinstance(size, int) else list(size) for size in sizes
-        )
+        kernel = _pair(module.kernel_size)
+        stride = kernel
+        if module.stride is not None:
+            stride = _pair(module.stride)
+        self.geometry = (kernel, stride, _pair(module.padding), _pair(module.dilation))
         self.ceil = module.ceil_mode
-        self.halves = (*self.geometry, self.ceil) == ([2, 2], [2, 2], [0, 0], [1, 1], False)
+        self.halves = self.geometry == ([2, 2], [2, 2], [0, 0], [1, 1]) and not self.ceil
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         flat, swapped = _merged(x)
@@ -269,105 +275,30 @@ class Rowwise(Layer):
     """A layer without weights: the rows of all clients are one batch, and autograd goes backward."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.copies = module, getattr(module, "inplace", False)
+        self.module = module
+        self.in_place = getattr(module, "inplace", False)
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         flat, swapped = _merged(x)
         if not run.learns:
-            return _divided(self.module(flat.clone() if self.copies else flat), x, swapped)
+            return _divided(self._outputs(flat), x, swapped)
         with torch.enable_grad():
             leaf = flat.detach().requires_grad_()
-            y = self.module(leaf.clone() if self.copies else leaf)
+            y = self._outputs(leaf)
         run.saved[self] = leaf, y, swapped
         return _divided(y.detach(), x, swapped)
+
+    def _outputs(self, flat: Tensor) -> Tensor:
+        """Return the outputs of the module, which may write to a copy of its input only."""
+        if self.in_place:
+            flat = flat.clone()
+        y: Tensor = self.module(flat)
+        return y
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         leaf, y, swapped = run.saved[self]
         (below,) = torch.autograd.grad(y, leaf, _merged_like(d, swapped))
         return _divided(below, d, swapped)
-
-
-class Vmapped(Layer):
-    """Any module under ``vmap``: normalisation, layers that are not known, or a whole model."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        names: dict[int, str],
-        trained: frozenset[str],
-        mask: Mask,
-        head: nn.Module | None,
-        first: bool,
-    ) -> None:
-        self.first, self.writes = first, not isinstance(module, NORMS)
-        self.module, self.mask = module, mask
-        inside = head is not None and any(part is head for part in module.modules())
-        self.tap = Tap(module, head) if inside and head is not None else None
-        self.names = {name: names[id(value)] for name, value in module.named_parameters()}
-        self.buffers = {name: names[id(value)] for name, value in module.named_buffers()}
-        self.trained = trained
-
-    def forward(self, x: Tensor, run: Run) -> Tensor:
-        named = {**self.names, **self.buffers}
-        if run.precision == "bf16":
-            x = x.float().contiguous()  # vmap knows no BatchNorm of rows whose channels lie last
-        given = {name: full for name, full in named.items() if full in run.values}
-        with torch.set_grad_enabled(run.learns):
-            leaves = []
-            for full in given.values():
-                leaves.append(
-                    run.values[full].detach().requires_grad_()
-                    if full in self.trained
-                    else run.values[full]
-                )
-            inputs = x.detach()
-            if x.is_floating_point() and not self.first and run.learns:
-                inputs.requires_grad_()
-            real = run.real
-
-            def one_client(x: Tensor, real: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
-                everything = dict(zip(given, values, strict=True))
-                self.mask.rows = real
-                outputs = functional_call(self.module, everything, (x,))
-                extra = (self.tap.features,) if self.tap else ()
-                # functional_call leaves reassigned buffers in its dictionary.
-                return outputs, *extra, *(everything[name] for name in self.buffers)
-
-            run_all: Callable[..., tuple[Tensor, ...]] = partial(_alone, one_client)
-            if len(x) > 1:
-                dims = (0, None if real is None else 0, *(0 for _ in leaves))
-                run_all = vmap(one_client, in_dims=dims, randomness="different")
-            if inputs.requires_grad and self.writes:
-                given_inputs = inputs.clone()
-            else:
-                given_inputs = inputs
-            y, *rest = run_all(given_inputs, real, *leaves)
-        inside = None
-        if self.tap:
-            inside, *rest = rest
-            run.features = inside.detach()
-        trained = {}
-        for full, leaf in zip(given.values(), leaves, strict=True):
-            if full in self.trained:
-                trained[full] = leaf
-        run.saved[self] = inputs, trained, y, inside
-        for full, value in zip(self.buffers.values(), rest, strict=True):
-            run.values[full] = run.moved[full] = value.detach()
-        return y.detach()
-
-    def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
-        x, trained, y, inside = run.saved[self]
-        outputs, slopes = [y], [d.to(y.dtype)]
-        if inside is not None and run.of_features is not None:
-            outputs.append(inside)
-            slopes.append(run.of_features.to(inside.dtype))
-        leaves = [*trained.values(), *([x] if wanted else [])]
-        if not leaves:
-            return None
-        found = torch.autograd.grad(outputs, leaves, slopes, materialize_grads=True)
-        for name, grad in zip(trained, found, strict=False):
-            run.add(name, grad)
-        return found[-1] if wanted else None
 
 
 WEIGHTLESS = (Relu, Flatten, MaxPool, Rowwise)
@@ -378,8 +309,10 @@ class Chain(Layer):
 
     def __init__(self, layers: list[Layer], first: bool) -> None:
         self.layers = layers
-        trains = (not isinstance(layer, WEIGHTLESS) for layer in layers)
-        self.lowest = next((i for i, one in enumerate(trains) if one), len(layers)) if first else -1
+        # The first layer with weights, below which no gradient is needed.
+        self.lowest = -1
+        if first:
+            self.lowest = _weightless_ahead(layers)
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         for layer in self.layers:
@@ -391,28 +324,40 @@ class Chain(Layer):
         for i in range(len(self.layers) - 1, max(self.lowest, 0) - 1, -1):
             assert below is not None
             below = self.layers[i].backward(below, run, wanted or i > self.lowest)
-        return below if wanted else None
+        if not wanted:
+            return None
+        return below
 
 
 class ConvBlock(Layer):
     """A convolution in two dimensions with the pooling and the ReLU that follow it: one kernel on a GPU."""
 
     def __init__(self, conv: Conv, pool: MaxPool | None, relu: bool, module: nn.Conv2d) -> None:
-        self.conv, self.pool = conv, pool
-        self.plain = Chain(
-            [conv, *([pool] if pool else []), *([Relu(in_place=True)] if relu else [])], first=False
+        self.conv = conv
+        self.pool = pool
+        layers: list[Layer] = [conv]
+        if pool:
+            layers.append(pool)
+        if relu:
+            layers.append(Relu(in_place=True))
+        self.plain = Chain(layers, first=False)
+        stride, padding, dilation = conv.geometry
+        self.geometry = Geometry(
+            kernel=_height_and_width(module.kernel_size),
+            stride=_height_and_width(stride),
+            padding=_height_and_width(padding),
+            dilation=_height_and_width(dilation),
+            pool=pool is not None,
+            relu=relu,
         )
-        kernel, stride, padding, dilation = (
-            (int(pair[0]), int(pair[1])) for pair in (module.kernel_size, *conv.geometry)
-        )
-        self.geometry = Geometry(kernel, stride, padding, dilation, pool is not None, relu)
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         if not _fused(x, self.conv.groups):
             return self.plain.forward(x, run)
         from fedskew.kernels import conv_kernels as kernels
 
-        weight, bias = (self.conv.weights.get(name, run, len(x)) for name in ("weight", "bias"))
+        weight = self.conv.weights.get("weight", run, len(x))
+        bias = self.conv.weights.get("bias", run, len(x))
         assert weight is not None
         last = run.low(x).permute(0, 1, 3, 4, 2).contiguous()
         weight = run.low(weight)
@@ -440,22 +385,22 @@ class ConvBlock(Layer):
             weights.add("bias", of_bias, run)
         if not wanted:
             return None
-        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.precision).permute(
-            0, 1, 4, 2, 3
-        )
+        below = kernels.input_gradient(d, place, weight, x.shape, geometry, run.precision)
+        return below.permute(0, 1, 4, 2, 3)
 
 
 class Residual(Layer):
     """The block ``after(shortcut(x) + body(x))``."""
 
     def __init__(self, body: Layer, shortcut: Layer | None, after: Layer | None) -> None:
-        self.body, self.shortcut, self.after = body, shortcut, after
+        self.body = body
+        self.shortcut = shortcut
+        self.after = after
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
+        beside = x
         if self.shortcut:
             beside = self.shortcut.forward(x, run)
-        else:
-            beside = x
         total = beside + self.body.forward(x, run)
         if self.after:
             return self.after.forward(total, run)
@@ -463,27 +408,43 @@ class Residual(Layer):
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         if self.after:
-            found = self.after.backward(d, run, wanted=True)
-            assert found is not None
-            d = found
+            below = self.after.backward(d, run, wanted=True)
+            assert below is not None
+            d = below
         body = self.body.backward(d, run, wanted)
-        beside = self.shortcut.backward(d, run, wanted) if self.shortcut else d
-        return body + beside if wanted and body is not None and beside is not None else None
+        beside: Tensor | None = d
+        if self.shortcut:
+            beside = self.shortcut.backward(d, run, wanted)
+        if not wanted or body is None or beside is None:
+            return None
+        return body + beside
+
+
+def _weightless_ahead(layers: list[Layer]) -> int:
+    """Return how many layers without weights come before the first one with weights."""
+    count = 0
+    for layer in layers:
+        if not isinstance(layer, WEIGHTLESS):
+            break
+        count += 1
+    return count
+
+
+def _height_and_width(pair: Sequence[int]) -> tuple[int, int]:
+    height, width = pair
+    return int(height), int(width)
+
+
+def _pair(size: int | tuple[int, int]) -> list[int]:
+    """Return a size of a module in two dimensions, which may be given as one number for both."""
+    if isinstance(size, int):
+        return [size, size]
+    return list(size)
 
 
 def _fused(x: Tensor, groups: int) -> bool:
     """Return whether a convolution of these images runs in the kernels for a GPU."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and available()
-
-
-def _alone(
-    function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Return what ``vmap`` would for a stack of one client, from plain tensors."""
-    return tuple(
-        found.unsqueeze(0)
-        for found in function(*(None if one is None else one[0] for one in stacks))
-    )
 
 
 def _merged(x: Tensor) -> tuple[Tensor, bool]:
@@ -493,7 +454,10 @@ def _merged(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def _merged_like(x: Tensor, swapped: bool) -> Tensor:
-    return (x.transpose(0, 1) if swapped else x).reshape(-1, *x.shape[2:])
+    rows = x
+    if swapped:
+        rows = x.transpose(0, 1)
+    return rows.reshape(-1, *x.shape[2:])
 
 
 def _divided(flat: Tensor, like: Tensor, swapped: bool) -> Tensor:

@@ -35,9 +35,10 @@ class Optimizer:
         """Return the state before the first step; ``stacked`` params have clients on their first axis."""
         if self.name in ("adam", "adamw"):
             first = next(iter(params.values()))
-            count = torch.zeros(
-                first.shape[:1] if stacked else (), dtype=first.dtype, device=first.device
-            )
+            shape: tuple[int, ...] = ()
+            if stacked:
+                shape = first.shape[:1]
+            count = torch.zeros(shape, dtype=first.dtype, device=first.device)
             return {"mean": _zeros(params), "square": _zeros(params), "adam": {"step": count}}
         if self.name == "adadelta":
             return {"square": _zeros(params), "change": _zeros(params)}
@@ -55,18 +56,10 @@ class Optimizer:
         """
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, stacked)
-        weights, directions = list(params.values()), [grads[name] for name in params]
+        weights = list(params.values())
+        directions = [grads[name] for name in params]
         if self.name == "sgd" and _fusable(weights, directions, lr):
-            velocity = [state["momentum"][name] for name in params] if self.momentum else []
-            if lr.is_cuda:
-                weights, directions, velocity = (
-                    _in_pieces(tensors) for tensors in (weights, directions, velocity)
-                )
-            torch._fused_sgd_(
-                weights, directions, velocity, weight_decay=self.weight_decay, momentum=self.momentum,
-                lr=lr if lr.is_cuda else float(lr), dampening=0.0, nesterov=self.nesterov, maximize=False,
-                is_first_step=False,
-            )  # fmt: skip
+            self._fused_sgd_(weights, directions, self._velocity(params, state), lr)
             return
         if self.weight_decay and self.name == "adamw":
             torch._foreach_mul_(weights, _for_each(1 - lr * self.weight_decay, weights))
@@ -77,34 +70,69 @@ class Optimizer:
         elif self.name == "adadelta":
             directions = self._adadelta_(params, directions, state)
         elif self.momentum:
-            velocity = [state["momentum"][name] for name in params]
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, directions)
-            ahead = (
-                torch._foreach_add(directions, velocity, alpha=self.momentum)
-                if self.nesterov
-                else velocity
-            )
-            directions = list(ahead)
+            directions = self._momentum_(directions, self._velocity(params, state))
         torch._foreach_sub_(weights, torch._foreach_mul(directions, _for_each(lr, weights)))
 
+    def _velocity(self, params: Tensors, state: Tree) -> list[Tensor]:
+        """Return the momentum of each parameter; there is none in SGD without momentum."""
+        if not self.momentum:
+            return []
+        return [state["momentum"][name] for name in params]
+
+    def _fused_sgd_(
+        self,
+        weights: list[Tensor],
+        directions: list[Tensor],
+        velocity: list[Tensor],
+        lr: Tensor,
+    ) -> None:
+        """Take a step of SGD in PyTorch's fused kernel."""
+        rate: Any = lr
+        if lr.is_cuda:
+            weights = _in_pieces(weights)
+            directions = _in_pieces(directions)
+            velocity = _in_pieces(velocity)
+        else:
+            rate = float(lr)
+        torch._fused_sgd_(
+            weights,
+            directions,
+            velocity,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def _momentum_(self, grads: list[Tensor], velocity: list[Tensor]) -> list[Tensor]:
+        torch._foreach_mul_(velocity, self.momentum)
+        torch._foreach_add_(velocity, grads)
+        if self.nesterov:
+            return list(torch._foreach_add(grads, velocity, alpha=self.momentum))
+        return velocity
+
     def _adam_(self, params: Tensors, grads: list[Tensor], state: Tree) -> list[Tensor]:
+        mean_beta, square_beta = ADAM_BETAS
         count = state["adam"]["step"].add_(1)
-        correction = [1 - beta**count for beta in ADAM_BETAS]
+        mean_correction = 1 - mean_beta**count
+        square_correction = 1 - square_beta**count
         directions = []
         for name, grad in zip(params, grads, strict=True):
-            mean = state["mean"][name].lerp_(grad, 1 - ADAM_BETAS[0])
-            square = (
-                state["square"][name]
-                .mul_(ADAM_BETAS[1])
-                .addcmul_(grad, grad, value=1 - ADAM_BETAS[1])
-            )
-            mean_part, square_part = (_beside(c, grad) for c in correction)
-            directions.append(mean / mean_part / ((square / square_part).sqrt() + ADAM_EPSILON))
+            mean = state["mean"][name]
+            mean.lerp_(grad, 1 - mean_beta)
+            square = state["square"][name]
+            square.mul_(square_beta).addcmul_(grad, grad, value=1 - square_beta)
+            unbiased_mean = mean / _beside(mean_correction, grad)
+            unbiased_square = square / _beside(square_correction, grad)
+            directions.append(unbiased_mean / (unbiased_square.sqrt() + ADAM_EPSILON))
         return directions
 
     def _adadelta_(self, params: Tensors, grads: list[Tensor], state: Tree) -> list[Tensor]:
-        squares, changes = ([state[part][name] for name in params] for part in ("square", "change"))
+        squares = [state["square"][name] for name in params]
+        changes = [state["change"][name] for name in params]
         torch._foreach_mul_(squares, ADADELTA_RHO)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - ADADELTA_RHO)
         directions = torch._foreach_add(changes, ADADELTA_EPSILON)
@@ -126,13 +154,25 @@ def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
     """
     tensors = list(grads.values())
     if stacked:
-        norms = torch.stack(
-            [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in tensors]
-        )
+        each = []
+        for value in tensors:
+            each.append(torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1))
+        norms = torch.stack(each)
     else:
         norms = torch.stack(torch._foreach_norm(tensors))
     scale = (most / (torch.linalg.vector_norm(norms, dim=0) + CLIP_EPSILON)).clamp(max=1.0)
     return {name: value * _beside(scale, value) for name, value in grads.items()}
+
+
+def state_of(names: frozenset[str], state: Tree, params: Tensors) -> Tree:
+    """Return the state of some of the parameters, and what belongs to no parameter, like Adam's count of steps."""
+    some: Tree = {}
+    for part, tensors in state.items():
+        some[part] = {}
+        for name, value in tensors.items():
+            if name in names or name not in params:
+                some[part][name] = value
+    return some
 
 
 def _fusable(weights: list[Tensor], directions: list[Tensor], lr: Tensor) -> bool:
@@ -144,11 +184,10 @@ def _fusable(weights: list[Tensor], directions: list[Tensor], lr: Tensor) -> boo
 def _in_pieces(tensors: list[Tensor]) -> list[Tensor]:
     """Return the tensors in about 40 pieces: a fused step works on pieces side by side, and starts few at a time."""
     size = max(_SMALLEST_PIECE, sum(value.numel() for value in tensors) // 40)
-    result: list[Tensor] = []
+    pieces: list[Tensor] = []
     for value in tensors:
-        for piece in torch.split(value.view(-1), size):
-            result.append(piece)
-    return result
+        pieces.extend(torch.split(value.view(-1), size))
+    return pieces
 
 
 def _for_each(numbers: Tensor, tensors: list[Tensor]) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -72,19 +72,12 @@ class Plan:
         segments = longer(longer(streams, self.clients)[segment_client], segment_epoch)
         words = longer(np.repeat(segments, lengths), position)
         if lengths.max(initial=0) > _LARGEST:  # a position does not fit into the low bits
-            return position[
-                np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))
-            ]
+            segment = np.repeat(np.arange(len(lengths)), lengths)
+            return position[np.lexsort((words >> _LOW, segment))]
         words &= np.uint64(2**64 - _LARGEST)
         words |= position.view(np.uint64)
-        # Of neighbours of one size
-        last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
-        first = 0
-        for end, size in (
-            zip(ends[last].tolist(), lengths[last].tolist(), strict=True) if len(lengths) else ()
-        ):
-            words[first:end].reshape(-1, size).sort(axis=1)
-            first = end
+        if len(lengths):
+            _sort_segments(words, lengths, ends)
         words &= np.uint64(_LARGEST - 1)
         return words.view(np.int64)
 
@@ -115,24 +108,20 @@ class Plan:
 
     def only(self, members: Ints) -> Self:
         """Return the plan of some of the clients, in the given order."""
-        parts = {name: getattr(self, name)[members] for name in self.COLUMNS}
-        return replace(
-            self, **parts, numbers={name: values[members] for name, values in self.numbers.items()}
-        )
+        columns = {name: getattr(self, name)[members] for name in self.COLUMNS}
+        numbers = {name: values[members] for name, values in self.numbers.items()}
+        return replace(self, **columns, numbers=numbers)
 
     @staticmethod
     def together(plans: "list[Plan]") -> "Plan":
         """Return the plans of different clients as one; what they share is taken from the first."""
-        clients, sizes, batch, epochs = (
-            np.concatenate([getattr(plan, name) for plan in plans])
-            for name in ("clients", "sizes", "batch", "epochs")
-        )
+        columns: dict[str, Any] = {}
+        for name in Plan.COLUMNS:
+            columns[name] = np.concatenate([getattr(plan, name) for plan in plans])
         numbers = {}
         for name in plans[0].numbers:
             numbers[name] = np.concatenate([plan.numbers[name] for plan in plans])
-        return replace(
-            plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers
-        )
+        return replace(plans[0], **columns, numbers=numbers)
 
     def counts(self) -> Ints:
         """Return batch sizes ``[step, client]``, 0 once a client has finished."""
@@ -143,9 +132,8 @@ class Plan:
     def first(self) -> tuple[Ints, Ints]:
         """Return positions ``[client, slot]`` of the first batches, padded as in ``table``, and how many are real."""
         slot = np.arange(int(self.batch.max()))
-        return self.order[
-            self.offsets[:-1, None] + np.where(slot < self.batch[:, None], slot, 0)
-        ], self.batch
+        place = np.where(slot < self.batch[:, None], slot, 0)
+        return self.order[self.offsets[:-1, None] + place], self.batch
 
     def table(self) -> tuple[Ints, Ints]:
         """Return positions ``[step, client, slot]`` and batch sizes ``[step, client]``, 0 once a client has finished.
@@ -158,3 +146,12 @@ class Plan:
         start = self.offsets[:-1] + np.where(count > 0, epoch * self.sizes + within * self.batch, 0)
         slot = np.arange(int(self.batch.max()))
         return self.order[start[..., None] + np.where(slot < count[..., None], slot, 0)], count
+
+
+def _sort_segments(words: Bits, lengths: Ints, ends: Ints) -> None:
+    """Sort each of the segments in place; neighbours of one length are sorted together."""
+    last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
+    first = 0
+    for end, size in zip(ends[last].tolist(), lengths[last].tolist(), strict=True):
+        words[first:end].reshape(-1, size).sort(axis=1)
+        first = end

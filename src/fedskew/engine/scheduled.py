@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.streams import Ints
-from fedskew.core.trees import copied
+from fedskew.core.trees import Tensors, copied, tensors_of
 from fedskew.engine.augment import augment, schedule_moves
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
@@ -41,14 +41,11 @@ class _Trainer:
         self.round = model.round
         self.reset_optimizer = reset_optimizer
         self.worker = copy.deepcopy(job.model).train()
-        images = (
-            job.x.dim() == 4
-            and job.x.device.type == "cpu"
-            and measure_cost(job.model, job.x, 1).channels_last()
-        )
-        if images:
+        images_on_cpu = job.x.dim() == 4 and job.x.device.type == "cpu"
+        if images_on_cpu and measure_cost(job.model, job.x, 1).channels_last():
             self.worker = self.worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.params, self.buffers = trainable(self.worker), dict(self.worker.named_buffers())
+        self.params = trainable(self.worker)
+        self.buffers = dict(self.worker.named_buffers())
         load_weights(self.worker, {**model.params, **model.buffers})
         self.state = copied(model.optimizer)
         self.lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
@@ -66,32 +63,31 @@ class _Trainer:
         for first, last in _runs(sizes):
             width = int(sizes[first])
             count = last - first
-            rows = (
-                torch.from_numpy(schedule.rows[at : at + width * count])
-                .to(self.job.y.device)
-                .view(count, width)
-            )
-            graph = (
-                self.job.x.device.type == "cuda"
-                and count >= 2 * _STEPS_AT_ONCE
-                and not self.reset_optimizer
-            )
-            if graph:
-                take = self._replayed
+            rows = torch.from_numpy(schedule.rows[at : at + width * count])
+            rows = rows.to(self.job.y.device).view(count, width)
+            if self._captures(count):
+                seen += self._replayed(rows, at, visits)
             else:
-                take = self._eager
-            seen += take(rows, at, visits)
+                seen += self._eager(rows, at, visits)
             at += width * count
-        result = self._finish(torch.cat(seen) if seen else None, schedule.rows)
+        logits = None
+        if seen:
+            logits = torch.cat(seen)
+        result = self._finish(logits, schedule.rows)
         if self.job.secure:
             return _in_sums(result, sizes)
         return result
+
+    def _captures(self, steps: int) -> bool:
+        """Return whether so many steps of one shape are worth a CUDA graph."""
+        on_gpu = self.job.x.device.type == "cuda"
+        return on_gpu and steps >= 2 * _STEPS_AT_ONCE and not self.reset_optimizer
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Take the steps one by one; the rows of many steps are gathered at once, which is faster than row by row."""
         seen: list[Tensor] = []
         width = rows.shape[1]
-        # Torch.split returns one empty piece, on which momentum would take a step
+        # torch.split returns one empty piece, on which momentum would take a step
         if not len(rows):
             return seen
         for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
@@ -108,12 +104,10 @@ class _Trainer:
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         with products_in(self.job.precision):
             logits: Tensor = self.worker(x).to(x.dtype)
-        found = torch.autograd.grad(
-            self.job.task.losses(logits, y), self.weights, materialize_grads=True
-        )
-        self.job.optimizer.step_(
-            self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr
-        )
+        loss = self.job.task.losses(logits, y)
+        grads = torch.autograd.grad(loss, self.weights, materialize_grads=True)
+        named = dict(zip(self.params, grads, strict=True))
+        self.job.optimizer.step_(self.params, named, self.state, self.lr)
         return logits.detach()
 
     def _replayed(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
@@ -121,26 +115,23 @@ class _Trainer:
         batch = rows[:_STEPS_AT_ONCE].clone()
         width = rows.shape[1]
         moves = self._moves(at, batch.numel())
-        if moves is None:
-            moves = None
-        else:
+        if moves is not None:
             moves = moves.clone()
 
         def steps() -> Tensor:
             x = torch.split(_images(self.job, batch.flatten(), moves), width)
-            return torch.cat(
-                [
-                    self._step(inputs, self.job.y[some])
-                    for inputs, some in zip(x, batch, strict=True)
-                ]
-            )
+            logits = []
+            for inputs, some in zip(x, batch, strict=True):
+                logits.append(self._step(inputs, self.job.y[some]))
+            return torch.cat(logits)
 
         graph, logits = self._captured(steps)
         seen = []
         whole = len(rows) // _STEPS_AT_ONCE * _STEPS_AT_ONCE
         for some in torch.split(rows[:whole], _STEPS_AT_ONCE):
             batch.copy_(some)
-            if moves is not None and (next_moves := self._moves(at, batch.numel())) is not None:
+            next_moves = self._moves(at, batch.numel())
+            if moves is not None and next_moves is not None:
                 moves.copy_(next_moves)
             graph.replay()
             seen.append(logits.clone())
@@ -155,11 +146,7 @@ class _Trainer:
 
     def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
         """Return the graph of these steps; warm-up and capture leave the model and the optimiser unchanged."""
-        moving = [
-            *self.weights,
-            *self.buffers.values(),
-            *(v for tensors in self.state.values() for v in tensors.values()),
-        ]
+        moving = [*self.weights, *self.buffers.values(), *tensors_of(self.state)]
         before = [value.detach().clone() for value in moving]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -182,20 +169,20 @@ class _Trainer:
             task = self.job.task
             losses = task.losses(logits, labels, "none")
             scores = task.row_scores(logits, labels)
-        params, buffers = (
-            {
-                name: value.detach().clone(memory_format=torch.contiguous_format)
-                for name, value in tensors.items()
-            }
-            for tensors in (self.params, self.buffers)
-        )
         return ScheduleResult(
-            params,
-            buffers,
+            _contiguous_copies(self.params),
+            _contiguous_copies(self.buffers),
             self.state,
             losses.double().cpu().numpy(),
             scores.double().cpu().numpy(),
         )
+
+
+def _contiguous_copies(tensors: Tensors) -> Tensors:
+    copies = {}
+    for name, value in tensors.items():
+        copies[name] = value.detach().clone(memory_format=torch.contiguous_format)
+    return copies
 
 
 def _images(job: Job, rows: Tensor, moves: Tensor | None) -> Tensor:
@@ -209,10 +196,9 @@ def _images(job: Job, rows: Tensor, moves: Tensor | None) -> Tensor:
 def _in_sums(result: ScheduleResult, sizes: Ints) -> ScheduleResult:
     """Return the result for a server that learns only sums over a step: every row gets the mean of its step."""
     step = np.repeat(np.arange(len(sizes)), sizes)
-    losses, scores = (
-        (np.bincount(step, seen) / np.bincount(step))[step]
-        for seen in (result.losses, result.scores)
-    )
+    rows = np.bincount(step)
+    losses = (np.bincount(step, result.losses) / rows)[step]
+    scores = (np.bincount(step, result.scores) / rows)[step]
     return replace(result, losses=losses, scores=scores)
 
 
@@ -223,4 +209,6 @@ def _runs(sizes: Ints) -> Iterator[tuple[int, int]]:
     [(0, 3), (3, 4)]
     """
     cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
-    yield from ((first, last) for first, last in pairwise(cuts) if last > first)
+    for first, last in pairwise(cuts):
+        if last > first:
+            yield first, last

@@ -44,31 +44,33 @@ class Room:
     @classmethod
     def of(cls, plan: Plan) -> "Room":
         """Return just enough room for a plan."""
-        sizes = (plan.steps, plan.batch, plan.epochs, plan.sizes)
-        return cls(len(plan.clients), *(int(numbers.max()) for numbers in sizes))
+        return cls(
+            clients=len(plan.clients),
+            steps=int(plan.steps.max()),
+            width=int(plan.batch.max()),
+            epochs=int(plan.epochs.max()),
+            longest=int(plan.sizes.max()),
+        )
 
     def fits(self, other: "Room") -> bool:
         """Return whether the other fits in, without wasting half of it."""
+        if self.clients > 2 * other.clients:
+            return False
         names = ("clients", "steps", "width", "epochs", "longest")
-        return (
-            all(getattr(self, name) >= getattr(other, name) for name in names)
-            and self.clients <= 2 * other.clients
-        )
+        return all(getattr(self, name) >= getattr(other, name) for name in names)
 
 
 def joined(blocks: list[Block], most: int) -> list[Block]:
     """Return neighbours of the same shape as one, of at most so many steps."""
-    result: list[Block] = []
+    longer: list[Block] = []
     for block in blocks:
-        if result:
-            total = result[-1].steps + block.steps
-        else:
-            total = 0
-        if result and total <= most and replace(result[-1], steps=block.steps) == block:
-            result[-1] = replace(block, steps=total)
-        else:
-            result.append(block)
-    return result
+        if longer and replace(longer[-1], steps=block.steps) == block:
+            total = longer[-1].steps + block.steps
+            if total <= most:
+                longer[-1] = replace(block, steps=total)
+                continue
+        longer.append(block)
+    return longer
 
 
 def few(count: int) -> int:

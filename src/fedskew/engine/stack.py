@@ -5,9 +5,8 @@ client costs nothing. Short batches are padded and masked, BatchNorm included. A
 of steps after the other, and ``_end``. What they use and leave is one ``RoundState``, of tensors only.
 """
 
-import copy
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -15,18 +14,19 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
 
 from fedskew.algorithms.contract import Report, difference, overridden
 from fedskew.batchnorm.shared import settle_in_stack
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, Tree, copied, rows_of, tensors_of, without
+from fedskew.core.trees import Tensors, Tree, copied, rows_of, without
 from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
 from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.plan import Plan
 from fedskew.engine.shapes import Block, Names, Room
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
+from fedskew.engine.stack_losses import add_full_gradient, mean_losses
+from fedskew.engine.stack_step import StackStep
 from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import trainable
 
@@ -61,23 +61,21 @@ class Stack:
         algorithm = job.algorithm
         self.requires = algorithm.requires
         self.device = job.y.device
-        hooks = ("objective", "correct_gradients", "trainable", "on_receive", "linear_correction")
-        self.changes_objective, self.corrects, self.in_phases, self.receives, self.linear = (
-            overridden(algorithm, hook) for hook in hooks
-        )
+        self.in_phases = overridden(algorithm, "trainable")
+        self.receives = overridden(algorithm, "on_receive")
+        self.linear = overridden(algorithm, "linear_correction")
         self.keeps_more = overridden(algorithm, "payload") or overridden(algorithm, "client_state")
         self.layers = StackedModel(
             job.model, trainable(job.model), "features" in self.requires, job.precision
         )
         self.hooks = StackHooks(job, self.layers, joint)
+        self.step = StackStep(job, self.layers, self.hooks, own_lr)
         self.channels_last = channels_last
+        self.x = job.x
         if channels_last:
             self.x = job.images_channels_last
-        else:
-            self.x = job.x
         self.given: Tree = {}
         self.outputs: Tensor | None = None
-        self.masks: dict[tuple[tuple[Names, ...], str], Tensor] = {}
         self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -102,16 +100,23 @@ class Stack:
         self.now = 0
         self._play("begin", self._begin)
         if "loss_before" in self.requires:
-            losses = self.measured["loss_before"] = self._mean_loss()
-            self.state.numbers["loss_before"][: len(losses)] = torch.from_numpy(losses).to(
-                self.state.lr
-            )
+            losses = mean_losses(self.job, self.plan, self.state)
+            self.measured["loss_before"] = losses
+            known = self.state.numbers["loss_before"]
+            known[: len(losses)] = torch.from_numpy(losses).to(self.state.lr)
         if "full_gradient" in self.requires:
-            self._find_full_gradient()
+            add_full_gradient(self.job, self.plan, self.state)
         if self.receives:
             self._play(("receive", blocks[0]), partial(self._receive, blocks[0]))
         if self.linear:
             self._play("correct", self._correct)
+        self._take_steps(blocks)
+        if "loss_after" in self.requires:
+            self.measured["loss_after"] = mean_losses(self.job, self.plan, self.state)
+        self._play("end", self._end)
+
+    def _take_steps(self, blocks: list[Block]) -> None:
+        """Take the steps of a round; losses and scores are added up whenever the room for outputs is full."""
         waiting = 0
         for block in blocks:
             if self.outputs is not None and waiting + block.steps > len(self.outputs):
@@ -121,9 +126,6 @@ class Stack:
             self.now += block.steps
             waiting += block.steps
         self._play("sums", self._add_sums)
-        if "loss_after" in self.requires:
-            self.measured["loss_after"] = self._mean_loss()
-        self._play("end", self._end)
 
     def _play(self, name: Hashable, part: Callable[[], None]) -> None:
         """Run a part of the round."""
@@ -138,11 +140,10 @@ class Stack:
         """Return what all clients are given, what each is given, and the numbers of each."""
         plan = self.plan
         numbers = {"size": plan.sizes, "steps": plan.steps, **plan.numbers}
-        self.number_names = [
-            *numbers,
-            *(["loss_before"] if "loss_before" in self.requires else []),
-            "lr",
-        ]
+        self.number_names = list(numbers)
+        if "loss_before" in self.requires:
+            self.number_names.append("loss_before")
+        self.number_names.append("lr")
         packed = np.ones((len(plan.clients), len(self.number_names)))
         packed[:, : len(numbers)] = np.stack(list(numbers.values()), 1)
         if isinstance(plan, JointPlan):
@@ -163,76 +164,82 @@ class Stack:
 
     def _begin(self) -> None:
         """Set the state of every client at the start of its local training."""
-        given, count = self.given, self.room.clients
+        given = self.given
         received = given["params"]
         kept = parts(given, "kept.")
         local = kept.get(LOCAL, {})
-        if self.joint:
-            copies = Tensor.clone
-        else:
-            copies = partial(_copies, count=count)
-        params, buffers = (
-            {n: local[n].clone() if n in local else copies(value) for n, value in tensors.items()}
-            for tensors in (received, given["buffers"])
-        )
-        packed = (
-            given["numbers"][""]
-            .view(torch.float64)[:, -len(self.number_names) :]
-            .to(self.job.x.dtype)
-        )
+        params = self._own_copies(received, local)
+        buffers = self._own_copies(given["buffers"], local)
+        own_begin = [name for name in received if self.joint or name in local]
+        optimizer_state = copied(parts(kept, OPTIMIZER))
+        if not optimizer_state:
+            optimizer_state = self.job.optimizer.init(params, stacked=True)
+        words = given["numbers"][""].view(torch.float64)
+        packed = words[:, -len(self.number_names) :].to(self.job.x.dtype)
         numbers = dict(zip(self.number_names, packed.unbind(1), strict=True))
-        measures = "full_gradient" in self.requires
+        lr = numbers["lr"]
+        if not self.own_lr:
+            lr = lr[0]
+        full_gradient: Tensors = {}
+        if "full_gradient" in self.requires:
+            full_gradient = {name: torch.zeros_like(value) for name, value in params.items()}
         rows, real_rows, moves = self._tables()
         self.state = RoundState(
             params=params,
             buffers=buffers,
             begin={name: local.get(name, value) for name, value in received.items()},
-            own_begin=[name for name in received if self.joint or name in local],
+            own_begin=own_begin,
             server=parts(given, "server."),
             client_state=parts(kept, STATE),
-            optimizer_state=copied(parts(kept, OPTIMIZER))
-            or self.job.optimizer.init(params, stacked=True),
+            optimizer_state=optimizer_state,
             class_counts=given.get("class_counts", {}).get(""),
             packed=packed,
             numbers=numbers,
-            lr=numbers["lr"] if self.own_lr else numbers["lr"][0],
-            full_gradient={name: torch.zeros_like(value) for name, value in params.items()}
-            if measures
-            else {},
+            lr=lr,
+            full_gradient=full_gradient,
             rows=rows,
             real_rows=real_rows,
             moves=moves,
-            sums=torch.zeros(2, count, dtype=torch.float64, device=self.device),
+            sums=torch.zeros(2, self.room.clients, dtype=torch.float64, device=self.device),
             at=torch.zeros(2, dtype=torch.int64, device=self.device),
         )
+
+    def _own_copies(self, received: Tensors, local: Tensors) -> Tensors:
+        """Return what every client trains: a copy of what it received, or of its own tensor where it has kept one."""
+        copies = {}
+        for name, value in received.items():
+            if name in local:
+                copies[name] = local[name].clone()
+            elif self.joint:
+                copies[name] = value.clone()
+            else:
+                copies[name] = value.expand(self.room.clients, *value.shape).clone()
+        return copies
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the row numbers of all steps, how many of them are real, and the moves of images."""
         rows = self.job.rows(self.plan.places, self.plan.table()[0])
-        return (
-            rows,
-            torch.from_numpy(self.counts),
-            draw_moves(self.job.augment, self.plan, self.device),
-        )
+        moves = draw_moves(self.job.augment, self.plan, self.device)
+        return rows, torch.from_numpy(self.counts), moves
 
     @torch.no_grad()
     def _correct(self) -> None:
         """Let the method find the linear correction of gradients."""
         state = self.state
         state.correction = self.hooks.linear_correction(state)
-        names = set()
-        for tensors in state.correction.values():
-            for name in tensors:
-                names.add(name)
-        state.scratch = {
-            name: torch.empty_like(value) for name, value in state.params.items() if name in names
-        }
+        names = set[str]().union(*state.correction.values())
+        state.scratch = {}
+        for name, value in state.params.items():
+            if name in names:
+                state.scratch[name] = torch.empty_like(value)
 
     @torch.no_grad()
     def _receive(self, first: Block) -> None:
         """Let the method set the weights from which clients start."""
-        (x,), (y,), reals = self._batches(replace(first, steps=1))
-        seen = Seen(None, None, x, y, None if reals is None else reals[0], self.state.buffers)
+        (x,), (y,), real = self._batches(replace(first, steps=1))
+        if real is not None:
+            real = real[0]
+        seen = Seen(None, None, x, y, real, self.state.buffers)
         for name, value in self.hooks.on_receive(self.state, seen).items():
             self.state.params[name][: len(y)].copy_(value)
 
@@ -246,10 +253,8 @@ class Stack:
             counts = plan.counts()
             if len(self.known) >= _PLANS_KNOWN:
                 self.known.clear()
-            self.known[known] = (
-                self._grouped([self._shape(*step) for step in enumerate(counts)]),
-                counts,
-            )
+            steps = [self._shape(step, count) for step, count in enumerate(counts)]
+            self.known[known] = (self._grouped(steps), counts)
         return self.known[known]
 
     def _grouped(self, steps: list[Block]) -> list[Block]:
@@ -269,10 +274,11 @@ class Stack:
         if not self.in_phases:
             return None
         here = min(active, len(self.plan.clients))
-        phases = zip(step // self.plan.steps_per_epoch[:here], self.plan.epochs[:here], strict=True)
+        epoch = step // self.plan.steps_per_epoch[:here]
         names = []
-        for phase in phases:
-            names.append(frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, phase))))
+        for phase, phases in zip(epoch.tolist(), self.plan.epochs[:here].tolist(), strict=True):
+            trained = self.job.algorithm.trainable(self.job.layout, phase, phases)
+            names.append(frozenset(trained))
         if len(set(names)) == 1:
             return (names[0],)
         return tuple(names)
@@ -287,16 +293,13 @@ class Stack:
         slots = slice(block.width)
         rows = self._now(self.state.rows, block.steps)[:, head, slots]
         flat = rows.flatten()
-        x, y = (
-            data.index_select(0, flat).view(*rows.shape, *data.shape[1:])
-            for data in (self.x, self.job.y)
-        )
+        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        y = self.job.y.index_select(0, flat).view(*rows.shape, *self.job.y.shape[1:])
         if self.channels_last:
             x = x.movedim(-1, 3)
         if self.state.moves is not None:
-            x = augment(
-                x, *(self._now(part, block.steps)[:, head, slots] for part in self.state.moves)
-            )
+            moves = [self._now(part, block.steps)[:, head, slots] for part in self.state.moves]
+            x = augment(x, *moves)
         if not block.padded:
             return x, y, None
         counts = self._now(self.state.real_rows, block.steps)[:, head, None]
@@ -305,174 +308,17 @@ class Stack:
     @torch.no_grad()
     def _steps(self, block: Block) -> None:
         """Take the steps of a block, one after the other."""
+        self.layers.mask.agree = None
         if block.shares:
             self.layers.mask.agree = settle_in_stack
-        else:
-            self.layers.mask.agree = None
-        x, y, real = self._batches(block)
+        x, y, reals = self._batches(block)
         logits = []
         for i in range(block.steps):
-            logits.append(self._step(block, x[i], y[i], None if real is None else real[i]))
+            real = None
+            if reals is not None:
+                real = reals[i]
+            logits.append(self.step.take(self.state, block, x[i], y[i], real))
         self._note(logits, block)
-
-    def _step(self, block: Block, x: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
-        """Take one step of the active clients in place, and return the outputs before it.
-
-        A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
-        is the stack of their gradients.
-        """
-        job = self.job
-        now = self._active(block)
-        params = now["params"]
-        buffers = now["buffers"]
-        # A model may write to its input, and hooks run other models on the same rows.
-        observed = self.changes_objective or self.corrects
-        logits = self.layers.forward({**params, **buffers}, x.clone() if observed else x, real)
-        if real is None:
-            share = None
-        else:
-            share = real / real.sum(1, keepdim=True).clamp_min(1)
-        seen = Seen(logits, self.layers.features, x, y, real, buffers)
-        if self.changes_objective:
-            grads = self._gradients_of_objective(params, seen, share)
-        else:
-            grads = self.layers.backward(
-                job.task.slopes(logits, y, 1 / y.shape[1] if share is None else share)
-            )
-        grads = {
-            name: grads[name] if name in grads else torch.zeros_like(value)
-            for name, value in params.items()
-        }
-        if self.corrects:
-            grads = self.hooks.correct_gradients(grads, params, self.state, seen)
-        if block.partial:
-            moving = tensors_of(now)
-        else:
-            moving = []
-        before = [value.clone() for value in moving]
-        for name, value in self.layers.moved.items():
-            buffers[name].copy_(value)
-        self._move(
-            params, self._corrected(grads, params, block.active), parts(now, OPTIMIZER), block
-        )
-        if real is not None:
-            alive = real[:, 0] > 0
-            for value, old in zip(moving, before, strict=False):
-                value.copy_(torch.where(alive.view(-1, *(1,) * (value.dim() - 1)), value, old))
-        return logits
-
-    def _gradients_of_objective(self, params: Tensors, seen: Seen, share: Tensor | None) -> Tensors:
-        """Return the gradients of what the method minimises: through outputs and features, and direct ones."""
-        logits, features, x, y, real, buffers = seen
-        assert logits is not None
-        with torch.enable_grad():
-            logits = logits.detach().requires_grad_()
-            if features is None:
-                inside = None
-            else:
-                inside = features.detach().requires_grad_()
-            leaves = {}
-            for name, value in params.items():
-                leaves[name] = value.detach().requires_grad_()
-            losses = self.job.task.losses(logits, y, "none")
-            if share is None:
-                loss = losses.mean(1)
-            else:
-                loss = (losses * share).sum(1)
-            total = self.hooks.objective(
-                loss, leaves, self.state, Seen(logits, inside, x, y, real, buffers)
-            )
-            ends = [logits, *([] if inside is None else [inside]), *leaves.values()]
-            found = list(torch.autograd.grad(total.sum(), ends, allow_unused=True))
-        slopes = found.pop(0)
-        if inside is None:
-            of_features = None
-        else:
-            of_features = found.pop(0)
-        grads = self.layers.backward(
-            torch.zeros_like(logits) if slopes is None else slopes, of_features
-        )
-        direct = {}
-        for name, value in zip(leaves, found, strict=True):
-            if value is not None:
-                direct[name] = value
-        return {
-            **grads,
-            **{
-                name: grads[name] + more if name in grads else more for name, more in direct.items()
-            },
-        }
-
-    def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
-        """Return gradients with each client's linear correction, in scratch memory: a gradient may be a view."""
-        scale, offset = (self.state.correction.get(part, {}) for part in ("scale", "offset"))
-        result = {}
-        for name, found in grads.items():
-            if name in scale:
-                numbers = scale[name][:active].view(-1, *(1,) * (found.dim() - 1))
-                found = torch.addcmul(
-                    found, params[name], numbers, out=self.state.scratch[name][:active]
-                )
-            if name in offset:
-                found = torch.add(
-                    found, offset[name][:active], out=self.state.scratch[name][:active]
-                )
-            result[name] = found
-        return result
-
-    def _active(self, block: Block) -> Tree:
-        """Return what a step changes: parameters, buffers and the optimiser's state of the active clients."""
-        state = self.state
-        every: Tree = {
-            "params": state.params,
-            "buffers": state.buffers,
-            **prefixed(state.optimizer_state, OPTIMIZER),
-        }
-        if block.active == self.room.clients:
-            return every
-        return rows_of(every, slice(block.active))
-
-    def _move(self, params: Tensors, grads: Tensors, state: Tree, block: Block) -> None:
-        """Take an optimiser step with the parameters that each client trains in its epoch."""
-        optimizer = self.job.optimizer
-        if self.own_lr:
-            lr = self.state.lr[: block.active]
-        else:
-            lr = self.state.lr
-        if block.trained is None:
-            optimizer.step_(params, grads, state, lr, stacked=True)
-            return
-        anybody = frozenset().union(*block.trained)
-        params = {name: value for name, value in params.items() if name in anybody}
-        state = {
-            part: {n: v for n, v in ts.items() if n in anybody or n not in self.state.params}
-            for part, ts in state.items()
-        }
-        mixed = len(block.trained) > 1
-        if mixed:
-            before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)}
-        else:
-            before = {}
-        if params:
-            optimizer.step_(params, grads, state, lr, stacked=True)
-        for part, tensors in before.items():
-            for name, old in tensors.items():
-                if name in params:  # restored for clients that do not train it in their epoch
-                    moves = self._mask(block.trained, name).view(-1, *(1,) * (old.dim() - 1))
-                    if part == "":
-                        now = params[name]
-                    else:
-                        now = state[part][name]
-                    now.copy_(torch.where(moves, now, old))
-
-    def _mask(self, trained: tuple[Names, ...], name: str) -> Tensor:
-        """Return which clients train a parameter; kept, because a captured step must find it on the GPU."""
-        known = (trained, name)
-        if known not in self.masks:
-            self.masks[known] = torch.tensor(
-                [name in names for names in trained], device=self.device
-            )
-        return self.masks[known]
 
     # -- losses and scores of the steps --------------------------------------------------------------------------------
 
@@ -482,11 +328,9 @@ class Stack:
         if self.outputs is None or self.outputs.shape[1:] != shape:
             steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
             outputs = logits[0].new_zeros(self._whole_blocks(steps), *shape)
-            # Laid out as layers do
             if len(shape) == 3:
-                self.outputs = outputs.mT.contiguous().mT
-            else:
-                self.outputs = outputs
+                outputs = outputs.mT.contiguous().mT  # laid out as layers do
+            self.outputs = outputs
         self._keep_outputs(self.outputs[:, : block.active, : block.width], logits)
 
     def _whole_blocks(self, steps: int) -> int:
@@ -512,45 +356,10 @@ class Stack:
         targets = self.job.y[rows]
         task = self.job.task
         real = self.slots[: rows.shape[2]] < counts[..., None]
-        found = (task.losses(outputs, targets, "none"), task.row_scores(outputs, targets))
-        for total, each in zip(self.state.sums, found, strict=True):
+        losses = task.losses(outputs, targets, "none")
+        scores = task.row_scores(outputs, targets)
+        for total, each in zip(self.state.sums, (losses, scores), strict=True):
             total += torch.where(real, each, 0).sum((0, 2), dtype=torch.float64)
-
-    @torch.no_grad()
-    def _mean_loss(self) -> Floats:
-        """Return the loss of every client's model on all of its rows, in evaluation mode."""
-        total = torch.stack([*self._losses(self.state.params)]).sum(0)
-        return total.cpu().numpy() / self.plan.sizes
-
-    def _find_full_gradient(self) -> None:
-        """Find the gradient of that loss at every client's weights."""
-        params = {}
-        for name, value in self.state.params.items():
-            params[name] = value.detach().requires_grad_()
-        for losses in self._losses(params):
-            loss = (losses / torch.from_numpy(self.plan.sizes).to(losses)).sum()
-            grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-            for total, found in zip(self.state.full_gradient.values(), grads, strict=True):
-                total += found
-
-    def _losses(self, params: Tensors) -> Iterator[Tensor]:
-        """Yield the sum of each client's losses in evaluation mode, over all its rows, a batch at a time."""
-        model = copy.deepcopy(self.job.model).eval()
-        sizes = self.plan.sizes
-        width = int(self.plan.batch.max())
-        tensors = {}
-        for name, value in {**params, **self.state.buffers}.items():
-            tensors[name] = value[: len(sizes)]
-
-        def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return self.job.task.losses(functional_call(model, tensors, (x,)), y, "none")
-
-        for first in range(0, int(sizes.max()), width):
-            positions = np.arange(first, first + width)
-            real = positions < sizes[:, None]
-            rows = self.job.rows(self.plan.places, np.where(real, positions, 0))
-            each = vmap(losses)(tensors, self.job.x[rows], self.job.y[rows])
-            yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
 
     # -- the end of a round --------------------------------------------------------------------------------------------
     # -- the end of a round --------------------------------------------------------------------------------------------
@@ -567,48 +376,46 @@ class Stack:
     def _updates(self) -> Updates:
         """Return the results of the round, as copies if the next round overwrites them."""
         job, plan, state = self.job, self.plan, self.state
-        everything = {**state.params, **state.buffers}
-        kept: Tree = prefixed(state.kept, STATE)
-        if job.local_names:
-            kept[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
-        if "optimizer_state" in self.requires:
-            kept |= prefixed(state.optimizer_state, OPTIMIZER)
-        sent = {}
-        for name, value in state.buffers.items():
-            if name not in job.unsent:
-                sent[name] = value
-        trained = {
-            **state.params,
-            **{name: state.buffers[name] for name in job.frozen_names & state.buffers.keys()},
-        }
-        found: Tree = {
+        sent = {name: value for name, value in state.buffers.items() if name not in job.unsent}
+        trained = dict(state.params)
+        for name in job.frozen_names & state.buffers.keys():
+            trained[name] = state.buffers[name]
+        results: Tree = {
             **prefixed(state.payload, "payload."),
             "buffers": sent,
-            **prefixed(kept, "kept."),
+            **prefixed(self._kept(), "kept."),
         }
-        here = slice(len(plan.clients))
         if self.overwrites:
-            found = copied(rows_of(found, here))
+            here = slice(len(plan.clients))
+            results = copied(rows_of(results, here))
             trained = rows_of({"": trained}, here)[""]
         if not self.keeps_more:
-            ends = {}
-            for name, value in state.params.items():
-                if name not in job.unsent:
-                    ends[name] = value[here]
-            begin = {}
-            for name, value in state.begin.items():
-                if name in state.own_begin:
-                    begin[name] = value[here]
-                else:
-                    begin[name] = value
-            found["payload.delta"] = difference(ends, begin)
+            results["payload.delta"] = self._change()
         loss, score = state.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
-        report = Report(
-            plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured}
-        )
-        payload = without(parts(found, "payload."), job.unsent)
-        return Updates(report, payload, found["buffers"], parts(found, "kept."), trained)
+        numbers = {**plan.numbers, **self.measured}
+        report = Report(plan.clients, plan.sizes, plan.steps, loss, score, numbers)
+        payload = without(parts(results, "payload."), job.unsent)
+        return Updates(report, payload, results["buffers"], parts(results, "kept."), trained)
 
+    def _kept(self) -> Tree:
+        """Return what clients keep: the method's state, tensors that never leave them, the optimiser's state."""
+        state = self.state
+        kept = prefixed(state.kept, STATE)
+        if self.job.local_names:
+            everything = {**state.params, **state.buffers}
+            kept[LOCAL] = {name: everything[name] for name in sorted(self.job.local_names)}
+        if "optimizer_state" in self.requires:
+            kept |= prefixed(state.optimizer_state, OPTIMIZER)
+        return kept
 
-def _copies(value: Tensor, count: int) -> Tensor:
-    return value.expand(count, *value.shape).clone()
+    def _change(self) -> Tensors:
+        """Return how local training has changed the weights that clients send."""
+        here = slice(len(self.plan.clients))
+        ends = {}
+        for name, value in self.state.params.items():
+            if name not in self.job.unsent:
+                ends[name] = value[here]
+        begin = dict(self.state.begin)
+        for name in self.state.own_begin:
+            begin[name] = begin[name][here]
+        return difference(ends, begin)

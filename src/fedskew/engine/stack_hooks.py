@@ -1,7 +1,7 @@
 """The hooks of a method, which are written for one client, run for all clients of a stack at once."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -78,7 +78,8 @@ class _Numbers(dict[str, Tensor]):
     """Numbers of one client by name, sliced from one tensor when read, because under ``vmap`` each slice costs time."""
 
     def __init__(self, names: list[str], packed: Tensor) -> None:
-        self.names, self.packed = names, packed
+        self.names = names
+        self.packed = packed
 
     def __missing__(self, name: str) -> Tensor:
         return self.packed[self.names.index(name)]
@@ -94,20 +95,23 @@ class StackHooks:
     """
 
     def __init__(self, job: Job, layers: StackedModel, joint: bool) -> None:
-        self.job, self.layers, self.joint = job, layers, joint
+        self.job = job
+        self.layers = layers
+        self.joint = joint
         # Hooks run the model of one client with other weights, and may ask for its features.
-        self.tap = Tap(layers.model) if "features" in job.algorithm.requires else None
+        self.tap: Tap | None = None
+        if "features" in job.algorithm.requires:
+            self.tap = Tap(layers.model)
 
     def on_receive(self, state: RoundState, seen: Seen) -> Tensors:
         """Return the weights from which the clients with these first batches start."""
 
         def hook(method: Algorithm, given: Tensors, view: View) -> Tensors:
-            start = method.on_receive(view)
-            return {name: start.get(name, value) for name, value in given.items()}
+            return {**given, **method.on_receive(view)}
 
         head = {name: value[: len(seen.y)] for name, value in state.params.items()}
-        found: Tensors = self._run(hook, head, head, state, seen)
-        return found
+        start: Tensors = self._run(hook, head, head, state, seen)
+        return start
 
     def linear_correction(self, state: RoundState) -> Tree:
         """Return the linear correction of every client, before the first step."""
@@ -116,8 +120,8 @@ class StackHooks:
             view = self._view(*client)
             return self._method(state, view.numbers).linear_correction(view)
 
-        found: Tree = vmap(one_client, in_dims=self._dims(state))(*_clients(state))
-        return found
+        correction: Tree = vmap(one_client, in_dims=self._dims(state))(*_clients(state))
+        return correction
 
     def objective(self, loss: Tensor, params: Tensors, state: RoundState, seen: Seen) -> Tensor:
         """Return what every client minimises."""
@@ -125,8 +129,8 @@ class StackHooks:
         def hook(method: Algorithm, loss: Tensor, view: View) -> Tensor:
             return method.objective(loss, view)
 
-        found: Tensor = self._run(hook, loss, params, state, seen)
-        return found
+        objectives: Tensor = self._run(hook, loss, params, state, seen)
+        return objectives
 
     def correct_gradients(
         self, grads: Tensors, params: Tensors, state: RoundState, seen: Seen
@@ -136,8 +140,8 @@ class StackHooks:
         def hook(method: Algorithm, grads: Tensors, view: View) -> Tensors:
             return method.correct_gradients(grads, view)
 
-        found: Tensors = self._run(hook, grads, params, state, seen)
-        return found
+        corrected: Tensors = self._run(hook, grads, params, state, seen)
+        return corrected
 
     def finish(self, state: RoundState) -> tuple[Tree, Tree]:
         """Return what every client sends, and what it keeps."""
@@ -147,22 +151,19 @@ class StackHooks:
             method = self._method(state, view.numbers)
             return method.payload(view), method.client_state(view)
 
-        found: tuple[Tree, Tree] = vmap(one_client, in_dims=(0, *self._dims(state)))(
-            state.full_gradient, *_clients(state)
-        )
-        return found
+        run_all = vmap(one_client, in_dims=(0, *self._dims(state)))
+        sent_and_kept: tuple[Tree, Tree] = run_all(state.full_gradient, *_clients(state))
+        return sent_and_kept
 
     def _dims(self, state: RoundState) -> tuple[Any, ...]:
         """Return the axes of the clients in ``_clients``."""
-        begin = {name: 0 if name in state.own_begin else None for name in state.begin}
-        return (
-            0,
-            begin,
-            0 if self.joint else None,
-            0,
-            0,
-            None if state.class_counts is None else 0,
-        )
+        begin: dict[str, int | None] = dict.fromkeys(state.begin)
+        for name in state.own_begin:
+            begin[name] = 0
+        server = None
+        if self.joint:
+            server = 0
+        return (0, begin, server, 0, 0, _axis(state.class_counts))
 
     def _view(
         self,
@@ -180,10 +181,11 @@ class StackHooks:
 
     def _method(self, state: RoundState, numbers: Tensors) -> Algorithm:
         """Return the method of one client: in a joint stack with its run's options; called inside ``vmap``."""
-        names = [name for name in state.numbers if name.startswith(OPTION)]
-        return _with_options(
-            self.job.algorithm, {name.removeprefix(OPTION): numbers[name] for name in names}
-        )
+        options = {}
+        for name in state.numbers:
+            if name.startswith(OPTION):
+                options[name.removeprefix(OPTION)] = numbers[name]
+        return _with_options(self.job.algorithm, options)
 
     def _run(
         self,
@@ -198,27 +200,27 @@ class StackHooks:
         Arguments of ``vmap`` are flat here too, with numbers in one tensor; values that all clients share are not
         arguments.
         """
-        active = len(seen.y)
+        active = slice(len(seen.y))
         if isinstance(value, Tensor):
-            given = [value]
+            given = {"": value}
         else:
-            given = list(value.values())
-        own = rows_of({"": {name: state.begin[name] for name in state.own_begin}}, slice(active))[
-            ""
-        ]
+            given = value
+        own = {name: state.begin[name][active] for name in state.own_begin}
+        server: Tree = {}
         if self.joint:
-            sent = rows_of(state.server, slice(active))
-        else:
-            sent = {}
-        states = [tensor[:active] for tensor in tensors_of(state.client_state)]
+            server = rows_of(state.server, active)
+        clients: list[Tree] = [
+            {"": given},
+            {"": params},
+            {"": own},
+            server,
+            rows_of(state.client_state, active),
+            {"": seen.buffers},
+        ]
         names = list(state.numbers)
-        numbers = state.packed[:active]
-        *of_batch, buffers = seen
-        if state.class_counts is None:
-            counts = None
-        else:
-            counts = state.class_counts[:active]
-        optional: list[Any] = [*of_batch, counts]
+        counts = state.class_counts
+        if counts is not None:
+            counts = counts[active]
 
         def one_client(
             numbers: Tensor,
@@ -231,37 +233,33 @@ class StackHooks:
             *leaves: Tensor,
         ) -> Any:
             left = iter(leaves)
-            mine = [next(left) for _ in given]
-            weights = {name: next(left) for name in params}
-            begin = {**state.begin, **{name: next(left) for name in own}}
-            server = {
-                part: {name: next(left) for name in tensors} for part, tensors in sent.items()
-            } or state.server
-            old = {}
-            for part, tensors in state.client_state.items():
-                old[part] = {name: next(left) for name in tensors}
-            moving = {name: next(left) for name in buffers}
-            view = self._view(weights, begin, server, old, _Numbers(names, numbers), counts)
+            mine, weights, own, server, kept, buffers = (_filled(tree, left) for tree in clients)
+            view = self._view(
+                weights[""],
+                {**state.begin, **own[""]},
+                server or state.server,
+                kept,
+                _Numbers(names, numbers),
+                counts,
+            )
             method = self._method(state, view.numbers)
-            view = self._with_batch(method, view, Seen(logits, features, x, y, real, moving))
+            view = self._with_batch(method, view, Seen(logits, features, x, y, real, buffers[""]))
             if isinstance(value, Tensor):
-                return hook(method, mine[0], view)
-            result = hook(method, dict(zip(value, mine, strict=True)), view)
-            return tuple(result[name] for name in value)
+                return hook(method, mine[""][""], view)
+            changed = hook(method, mine[""], view)
+            return tuple(changed[name] for name in given)
 
-        leaves = [
-            *given,
-            *params.values(),
-            *own.values(),
-            *tensors_of(sent),
-            *states,
-            *buffers.values(),
-        ]
-        dims = (0, *(None if part is None else 0 for part in optional), *(0 for _ in leaves))
-        result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
+        leaves: list[Tensor] = []
+        for tree in clients:
+            leaves.extend(tensors_of(tree))
+        optional: list[Any] = [seen.logits, seen.features, seen.x, seen.y, seen.real, counts]
+        axes = [_axis(part) for part in optional]
+        in_dims = (0, *axes, *[0] * len(leaves))
+        run_all = vmap(one_client, in_dims=in_dims, randomness="different")
+        found = run_all(state.packed[active], *optional, *leaves)
         if isinstance(value, Tensor):
-            return result
-        return dict(zip(value, result, strict=True))
+            return found
+        return dict(zip(given, found, strict=True))
 
     def _with_batch(self, method: Algorithm, view: View, seen: Seen) -> View:
         """Return the view with the batch of one client; called inside ``vmap``."""
@@ -275,7 +273,9 @@ class StackHooks:
             outputs: Tensor = functional_call(
                 self.layers.model, {**own, **weights, **still}, (x.clone(),)
             )
-            return outputs, self.tap.features if self.tap else None
+            if self.tap is None:
+                return outputs, None
+            return outputs, self.tap.features
 
         def mean(values: Tensor) -> Tensor:
             if real is None:
@@ -288,30 +288,26 @@ class StackHooks:
 
         @torch.no_grad()
         def features_at(weights: Tensors) -> Tensor:
-            found = forward(weights)[1]
-            assert found is not None, "features_at is for methods that require features"
-            return found
+            inside = forward(weights)[1]
+            assert inside is not None, "features_at is for methods that require features"
+            return inside
 
         def loss(outputs: Tensor) -> Tensor:
             return mean(self.job.task.losses(outputs, y, "none"))
 
         def minimised(weights: Tensors) -> Tensor:
             outputs, inside = forward(weights)
-            other = replace(
-                view,
-                params=weights,
-                batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside),
-            )
+            batch = Batch(outputs, y, loss, mean, logits_at, features_at, inside)
+            other = replace(view, params=weights, batch=batch)
             return method.objective(loss(outputs), other)
 
         def gradient_at(weights: Tensors) -> Tensors:
-            found: Tensors = grad(minimised)({**own, **weights})
-            return found
+            grads: Tensors = grad(minimised)({**own, **weights})
+            return grads
 
         if logits is not None:
-            view = replace(
-                view, batch=Batch(logits, y, loss, mean, logits_at, features_at, features)
-            )
+            batch = Batch(logits, y, loss, mean, logits_at, features_at, features)
+            view = replace(view, batch=batch)
         return replace(view, gradient_at=gradient_at)
 
 
@@ -325,6 +321,21 @@ def _clients(state: RoundState) -> tuple[Any, ...]:
         state.numbers,
         state.class_counts,
     )
+
+
+def _axis(stacked: Tensor | None) -> int | None:
+    """Return the axis of the clients for ``vmap``; None where there is nothing."""
+    if stacked is None:
+        return None
+    return 0
+
+
+def _filled(tree: Tree, values: Iterator[Tensor]) -> Tree:
+    """Return a tree with the same names and the next values, in the order of ``tensors_of``."""
+    filled: Tree = {}
+    for part, tensors in tree.items():
+        filled[part] = {name: next(values) for name in tensors}
+    return filled
 
 
 def _with_options(method: Algorithm, options: Tensors) -> Algorithm:

@@ -20,7 +20,7 @@ from fedskew.batchnorm.masked import maskable
 from fedskew.batchnorm.shared import clients_share
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
-from fedskew.core.trees import Tree, rows_of, stacked
+from fedskew.core.trees import Tensors, Tree, rows_of, stacked
 from fedskew.engine.captured import CapturedStack
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import in_threads, products_in, random_layers
@@ -63,9 +63,7 @@ class Stacked:
                 f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory "
                 f"has room for {room}: use memory={needed:g} or fewer clients (per_round)"
             )
-        if self.mode == "loop" or (
-            self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))
-        ):
+        if not self._stacks_clients(job, cost, len(plan.clients)):
             yield from self._one_by_one(job, start, plan, cost)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
@@ -84,20 +82,22 @@ class Stacked:
 
     def gains(self, job: Job, batch: int, clients: int) -> bool:
         """Return whether so many clients with batches of that size are stacked."""
-        cost = measure_cost(job.model, job.x, batch)
-        return self.mode == "stack" or (
-            self.mode == "auto" and self._stack_is_better(job, cost, clients)
-        )
+        return self._stacks_clients(job, measure_cost(job.model, job.x, batch), clients)
+
+    def _stacks_clients(self, job: Job, cost: Cost, clients: int) -> bool:
+        """Return whether so many clients are stacked: as the mode says, or as is faster."""
+        if self.mode == "auto":
+            return self._stack_is_better(job, cost, clients)
+        return self.mode == "stack"
 
     def in_one_stack(self, job: Job, plan: Plan) -> bool:
         """Return whether all clients of a plan are trained in one stack, each on its own."""
         clients = len(plan.clients)
-        shared = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-        return (
-            self.gains(job, int(plan.batch.max()), clients)
-            and not shared
-            and clients <= self.room(job, plan)
-        )
+        if clients_share(job.model, job.algorithm.batchnorm, plan.steps):
+            return False
+        if not self.gains(job, int(plan.batch.max()), clients):
+            return False
+        return clients <= self.room(job, plan)
 
     def train_joint(self, job: Job, start: Start, plan: JointPlan) -> Updates | None:
         """Train clients of several runs in one stack, sorted by steps; None if their layers draw random numbers.
@@ -124,22 +124,20 @@ class Stacked:
 
     def _one_by_one(self, job: Job, start: Start, plan: Plan, cost: Cost) -> Iterator[Updates]:
         """Yield clients one by one in the plan's order; on a CPU each in a thread of its own, as many as there are."""
-        if (
-            clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-            or job.x.device.type != "cpu"
-        ):
+        shared = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+        if shared or job.x.device.type != "cpu":
             yield from Loop().train(job, start, plan)
             return
         channels_last = job.x.dim() == 4 and cost.channels_last()
         threads = torch.get_num_threads()
-        stacks = self._stacks.setdefault(
-            (id(job.model), id(job.x), repr(job.algorithm), channels_last), []
-        )
+        known = (id(job.model), id(job.x), repr(job.algorithm), channels_last)
+        stacks = self._stacks.setdefault(known, [])
         while len(stacks) < max(1, min(threads, len(plan.clients))):
             stacks.append(Stack(job, channels_last))
+        if stacks[0].layers.draws:
+            threads = 1  # random numbers come from one generator, so clients must take turns
         free: Queue[Stack] = Queue()
-        # Random numbers come from one generator: layers that draw some must take turns.
-        for stack in stacks[: 1 if stacks[0].layers.draws else threads]:
+        for stack in stacks[:threads]:
             free.put(stack)
 
         def one(i: int) -> Updates:
@@ -156,16 +154,16 @@ class Stacked:
     @property
     def not_captured(self) -> dict[str, str]:
         """Return why parts of a round were not captured as CUDA graphs, and the first such part for each reason."""
-        captured = []
-        for some in self._stacks.values():
-            for stack in some:
+        captured: list[CapturedStack] = []
+        for stacks in self._stacks.values():
+            for stack in stacks:
                 if isinstance(stack, CapturedStack):
                     captured.append(stack)
-        result: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for stack in captured:
             for part, reason in reversed(stack.replay.refused.items()):
-                result[reason] = str(part)
-        return result
+                reasons[reason] = str(part)
+        return reasons
 
     def _budget(self, job: Job) -> int:
         """Return the memory for a stack in bytes."""
@@ -198,10 +196,9 @@ class Stacked:
         """Forget the oldest stacks of a job: no more than a few are kept, and no more than memory has room for."""
         most = self._budget(job) // measure_cost(job.model, job.x, room.width).bytes_per_client
         before = len(stacks)
-        while stacks and (
-            len(stacks) >= _STACKS_KEPT
-            or sum(stack.room.clients for stack in stacks) + room.clients > most
-        ):
+        while len(stacks) >= _STACKS_KEPT:
+            stacks.pop(0)
+        while stacks and sum(stack.room.clients for stack in stacks) + room.clients > most:
             stacks.pop(0)
         if len(stacks) < before:
             gc.collect()  # a stack and its graphs refer to each other
@@ -218,47 +215,41 @@ class Stacked:
         """Measure all clients at once, or as many as fit in memory; a client that does not fit, some rows at a time."""
         widest = int(plan.batch.max())
         of_gradients = "gradient_variance" in what
-        if not (
-            self.mode == "stack"
-            or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))
-        ):
+        if not self._probes_in_stacks(job, plan, of_gradients):
             return Loop().probe(job, start, plan, what)
         weights = sum(value.nbytes for value in start.params.values())
 
         def needed(rows: int) -> int:
-            return (
-                measure_cost(job.model, job.x, rows).bytes_per_client
-                + 2 * rows * weights * of_gradients
-            )
+            of_losses = measure_cost(job.model, job.x, rows).bytes_per_client
+            return of_losses + 2 * rows * weights * of_gradients
 
         memory = self._budget(job)
         width = min(max(1, (memory - needed(0)) // (needed(1) - needed(0))), widest)
-        # Per-row gradients are computed in pieces that fit in the processor's cache if possible.
-        room = max(1, (min(memory, GRADIENTS_AT_ONCE) if of_gradients else memory) // needed(width))
+        if of_gradients:
+            # Per-row gradients are computed in pieces that fit in the processor's cache if possible.
+            memory = min(memory, GRADIENTS_AT_ONCE)
+        room = max(1, memory // needed(width))
         by_rows = np.argsort(plan.batch, kind="stable")
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for first in range(0, len(by_rows), room):
             members = by_rows[first : first + room]
-            for name, value in (
-                StackedProbe(job, start, members, plan.only(members), width).measure(what).items()
-            ):
+            probe = StackedProbe(job, start, members, plan.only(members), width)
+            for name, value in probe.measure(what).items():
                 found[name][members] = value.double().cpu().numpy()
         return found
 
     def _probes_in_stacks(self, job: Job, plan: Plan, of_gradients: bool) -> bool:
         """Return whether to stack a probe; a variance of gradients, with a backward pass per row, always gains."""
-        if of_gradients:
+        if self.mode == "auto" and of_gradients:
             return can_be_stacked(job.model, job.x)
-        return self._stack_is_better(
-            job, measure_cost(job.model, job.x, int(plan.batch.max())), len(plan.clients)
-        )
+        return self.gains(job, int(plan.batch.max()), len(plan.clients))
 
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
         """Return whether to stack: always on a GPU, by the measured rule on a CPU, if the model can be stacked."""
-        return (job.x.device.type != "cpu" or cost.stacking_pays(clients)) and can_be_stacked(
-            job.model, job.x
-        )
+        if job.x.device.type == "cpu" and not cost.stacking_pays(clients):
+            return False
+        return can_be_stacked(job.model, job.x)
 
 
 _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
@@ -270,13 +261,15 @@ def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
         rows = x[:1].repeat(2, 2, *(1,) * (x.dim() - 1))
         copied, _ = maskable(model)
         tensors = stacked({**dict(copied.named_parameters()), **dict(copied.named_buffers())}, 2)
+
+        def outputs(tensors: Tensors, x: Tensor) -> Tensor:
+            found: Tensor = functional_call(copied, tensors, (x,))
+            return found
+
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("error")
-                vmap(
-                    lambda tensors, x: functional_call(copied, tensors, (x,)),
-                    randomness="different",
-                )(tensors, rows)
+                vmap(outputs, randomness="different")(tensors, rows)
             _stackable[model] = True
         except (RuntimeError, NotImplementedError, UserWarning):
             _stackable[model] = False

@@ -14,6 +14,7 @@ from fedskew.batchnorm.masked import Mask, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine import layers as forms
 from fedskew.engine.device import Precision
+from fedskew.engine.vmapped import NORMS, Vmapped
 from fedskew.models.blocks import Factor, GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
 from fedskew.models.network import Network
@@ -46,13 +47,13 @@ class StackedModel:
         precision: Precision = "float32",
         training: bool = True,
     ) -> None:
-        self.precision, self.training = precision, training
+        self.precision = precision
+        self.training = training
         self.model, self.mask = maskable(model)
         self.model.train(training)
+        head = None
         if features:
             head = head_module(self.model)
-        else:
-            head = None
         builder = _Builder(self.model, frozenset(trained), self.mask, head)
         self._root = builder.layer(self.model, first=True)
         self.draws = builder.draws  # whether layers may draw random numbers
@@ -75,7 +76,8 @@ class StackedModel:
         ``real`` says which rows of a padded batch count in the statistics of a normalisation.
         """
         self._run = forms.Run(dict(values), real)
-        self._run.precision, self._run.learns = self.precision, self.training
+        self._run.precision = self.precision
+        self._run.learns = self.training
         y = self._root.forward(x, self._run)
         if not self.training:
             self._run.saved = {}
@@ -88,7 +90,9 @@ class StackedModel:
         """Return the gradients of the trained parameters from those of the outputs, and of the features if given."""
         self._run.of_features = of_features
         self._root.backward(slopes, self._run, wanted=False)
-        grads, self._run.saved, self._run.grads = self._run.grads, {}, {}
+        grads = self._run.grads
+        self._run.grads = {}
+        self._run.saved = {}
         return grads
 
 
@@ -98,7 +102,9 @@ class _Builder:
     def __init__(
         self, model: nn.Module, trained: frozenset[str], mask: Mask, head: nn.Module | None
     ) -> None:
-        self.trained, self.mask, self.head = trained, mask, head
+        self.trained = trained
+        self.mask = mask
+        self.head = head
         # A tensor that has two names goes by the first.
         self.names: dict[int, str] = {}
         tensors = [
@@ -114,91 +120,71 @@ class _Builder:
 
     def layer(self, module: nn.Module, first: bool = False, fresh: bool = False) -> forms.Layer:
         """Return the stacked form of a module; ``fresh`` says that its input may be overwritten."""
-        if self.hooked:
-            found = None
-        else:
-            found = self._known(module, first, fresh)
-        self.draws |= isinstance(module, _DropoutNd) or (
-            found is None and not isinstance(module, forms.NORMS)
-        )
-        if found is None:
-            return forms.Vmapped(module, self.names, self.trained, self.mask, self.head, first)
+        known = None
+        if not self.hooked:
+            known = self._known(module, first, fresh)
+        if known is None:
+            self.draws |= not isinstance(module, NORMS)
+            return Vmapped(module, self.names, self.trained, self.mask, self.head, first)
+        self.draws |= isinstance(module, _DropoutNd)
         if module is self.head:
-            return forms.Head(found)
-        return found
+            return forms.Head(known)
+        return known
 
     def _known(self, module: nn.Module, first: bool, fresh: bool) -> forms.Layer | None:
         """Return the form of a module with a known forward pass; a derived class may have another."""
         kind: Any = type(module)
         if kind is nn.Sequential or kind is Network:
             return self._chain(module, first)
-        if isinstance(module, Residual) and kind is Residual:
-            around = (
-                None if type(part) is nn.Identity else self.layer(part)
-                for part in (module.shortcut, module.after)
-            )
-            return forms.Residual(self.layer(module.body), *around)
+        if kind is Residual:
+            return self._residual(module)
         if kind is nn.Linear:
             return forms.Linear(forms.Weights(module, self.names, self.trained))
-        if (
-            kind in (nn.Conv1d, nn.Conv2d)
-            and module.padding_mode == "zeros"
-            and isinstance(module.padding, tuple)
-        ):
+        if kind in (nn.Conv1d, nn.Conv2d) and _pads_zeros(module):
             return forms.Conv(module, forms.Weights(module, self.names, self.trained))
-        if kind is nn.ReLU:
-            return forms.Relu(fresh)
-        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-            return forms.Flatten()
-        if isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d and not module.return_indices:
-            return forms.MaxPool(module)
-        whole_rows = (
-            kind in _ROWWISE
-            and getattr(module, "start_dim", 1) > 0
-            and getattr(module, "dim", 1) > 0
-        )
-        if whole_rows:
-            return forms.Rowwise(module)
-        return None
+        return _weightless(module, fresh)
+
+    def _residual(self, module: Any) -> forms.Layer:
+        shortcut = after = None
+        if type(module.shortcut) is not nn.Identity:
+            shortcut = self.layer(module.shortcut)
+        if type(module.after) is not nn.Identity:
+            after = self.layer(module.after)
+        return forms.Residual(self.layer(module.body), shortcut, after)
 
     def _chain(self, module: nn.Module, first: bool) -> forms.Layer:
         """Return layers one after the other, with nested ones in place.
 
         ReLU and max-pooling can change places, for the same numbers: the ReLU then sees fewer of them.
         """
-        flat = self._leaves(module)
-        for i in range(len(flat) - 1):
-            if type(flat[i]) is nn.ReLU and type(flat[i + 1]) is nn.MaxPool2d:
-                flat[i], flat[i + 1] = flat[i + 1], flat[i]
+        left = self._leaves(module)
+        for i in range(len(left) - 1):
+            if type(left[i]) is nn.ReLU and type(left[i + 1]) is nn.MaxPool2d:
+                left[i], left[i + 1] = left[i + 1], left[i]
         layers: list[forms.Layer] = []
-        while flat:
-            module = flat.pop(0)
-            fresh = bool(layers) and isinstance(
-                layers[-1], forms.Linear | forms.ConvBlock | forms.MaxPool
-            )
-            lowest = first and all(isinstance(layer, forms.WEIGHTLESS) for layer in layers)
+        lowest = first  # whether no layer with weights comes before
+        fresh = False
+        while left:
+            module = left.pop(0)
             layer = self.layer(module, lowest, fresh)
             if isinstance(layer, forms.Conv) and isinstance(module, nn.Conv2d):
-                layer = self._block(layer, module, flat)
-            elif isinstance(layer, forms.Linear) and flat and type(flat[0]) is nn.ReLU:
-                layer.relu = bool(flat.pop(0))
+                layer = self._block(layer, module, left)
+            elif isinstance(layer, forms.Linear):
+                layer.relu = _take_relu(left)
+            lowest = lowest and isinstance(layer, forms.WEIGHTLESS)
+            fresh = isinstance(layer, forms.Linear | forms.ConvBlock | forms.MaxPool)
             layers.append(layer)
         return forms.Chain(layers, first)
 
     def _block(self, conv: forms.Conv, module: nn.Conv2d, after: list[nn.Module]) -> forms.Layer:
         """Return a convolution together with the pooling and the ReLU after it, which are taken from the list."""
         pool = None
-        if (
-            after
-            and isinstance(found := self._known(after[0], False, False), forms.MaxPool)
-            and found.halves
-        ):
-            pool = found
-            after.pop(0)
-        relu = bool(after) and type(after[0]) is nn.ReLU
-        if relu:
-            after.pop(0)
-        return forms.ConvBlock(conv, pool, relu, module)
+        if after:
+            following = self._known(after[0], False, False)
+            if isinstance(following, forms.MaxPool) and following.halves:
+                pool = following
+                after.pop(0)
+        return forms.ConvBlock(conv, pool, _take_relu(after), module)
 
     def _leaves(self, module: nn.Module, inside: bool = False) -> list[nn.Module]:
         """Return the modules of nested sequences, in order; the head stays whole."""
@@ -209,8 +195,36 @@ class _Builder:
             parts = (module.features, module.head)
         if not parts or (inside and module is self.head):
             return [module]
-        result: list[nn.Module] = []
+        leaves: list[nn.Module] = []
         for part in parts:
-            for leaf in self._leaves(part, inside=True):
-                result.append(leaf)
-        return result
+            leaves.extend(self._leaves(part, inside=True))
+        return leaves
+
+
+def _pads_zeros(module: Any) -> bool:
+    """Return whether a convolution pads with zeros, as many as its numbers say."""
+    return module.padding_mode == "zeros" and isinstance(module.padding, tuple)
+
+
+def _weightless(module: nn.Module, fresh: bool) -> forms.Layer | None:
+    """Return the form of a module without weights that is known."""
+    kind: Any = type(module)
+    if kind is nn.ReLU:
+        return forms.Relu(fresh)
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+        return forms.Flatten()
+    if isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d and not module.return_indices:
+        return forms.MaxPool(module)
+    if kind not in _ROWWISE:
+        return None
+    if getattr(module, "start_dim", 1) <= 0 or getattr(module, "dim", 1) <= 0:
+        return None  # it would join the rows of a batch
+    return forms.Rowwise(module)
+
+
+def _take_relu(after: list[nn.Module]) -> bool:
+    """Take a ReLU from the front of the list, and return whether there was one."""
+    if not after or type(after[0]) is not nn.ReLU:
+        return False
+    after.pop(0)
+    return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedskew.algorithms.contract import Algorithm, overridden
 from fedskew.core.registry import options_of
@@ -26,11 +27,11 @@ def numeric_options(algorithm: Algorithm) -> dict[str, float]:
     if overridden(algorithm, "trainable"):  # it is asked for all clients at once
         return {}
     known = options_of(type(algorithm))
-    result: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in algorithm.options().items():
         if known[name].type is float:
-            result[name] = value
-    return result
+            numbers[name] = value
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -56,24 +57,24 @@ class Together:
     _ways: list[Callable[[Asked], object]] = field(init=False)
 
     def __post_init__(self) -> None:
-        jobs = self.jobs.items()
+        self._options = _varied_options(self.jobs)
+        # Runs on the same partition share its clients' places in the joint one.
+        partitions: list[Partition] = []
+        places: dict[int, int] = {}
+        clients = 0
+        self._begins: dict[int, int] = {}
+        for run, job in self.jobs.items():
+            known = id(job.partition)
+            if known not in places:
+                places[known] = clients
+                partitions.append(job.partition)
+                clients += job.partition.clients
+            self._begins[run] = places[known]
         first = next(iter(self.jobs.values()))
-        options = {run: numeric_options(job.algorithm) for run, job in jobs}
-        varied = []
-        for name in numeric_options(first.algorithm):
-            if len({one[name] for one in options.values()}) > 1:
-                varied.append(name)
-        self._options = {run: {name: one[name] for name in varied} for run, one in options.items()}
-        partitions = list({id(job.partition): job.partition for _, job in jobs}.values())
-        begins = np.cumsum([0, *(one.clients for one in partitions)]).tolist()
-        places = {}
-        for one, begin in zip(partitions, begins, strict=False):
-            places[id(one)] = begin
-        self._begins = {run: places[id(job.partition)] for run, job in jobs}
         self._job = replace(first, partition=_joined(partitions))
         # Runs in one stack: all; else those with the same options, which are then the same for all clients of a stack.
         self._ways = [lambda asked: None]
-        if varied:
+        if any(self._options.values()):
             self._ways.append(lambda asked: tuple(self._options[asked.run].values()))
 
     def train(self, asked: Sequence[Asked]) -> dict[int, Updates]:
@@ -88,24 +89,27 @@ class Together:
                 fit.append(one)
         while self._ways:
             try:
-                found: dict[int, Updates] = {}
+                updates: dict[int, Updates] = {}
                 for some in self._stacks(fit):
-                    found |= self._train(some)
-                return found
-            except (
-                Exception
-            ):  # of a hook, for example; if it is an error, runs on their own have it too
+                    updates |= self._train(some)
+                return updates
+            except Exception:
+                # A hook's, for example; if it is an error, runs on their own have it too.
                 del self._ways[0]
         return {}
 
     def _stacks(self, asked: Sequence[Asked]) -> Iterator[list[Asked]]:
         """Yield the runs of each stack."""
         key = self._ways[0]
-        room = min((self.engine.room(self.jobs[one.run], one.plan) for one in asked), default=1)
-        for kind in dict.fromkeys(map(key, asked)):
+        rooms = [self.engine.room(self.jobs[one.run], one.plan) for one in asked]
+        room = min(rooms, default=1)
+        kinds: dict[object, list[Asked]] = {}
+        for one in asked:
+            kinds.setdefault(key(one), []).append(one)
+        for alike in kinds.values():
             some: list[Asked] = []
             clients = 0
-            for one in (one for one in asked if key(one) == kind):
+            for one in alike:
                 clients += len(one.plan.clients)
                 if some and clients > room:
                     yield some
@@ -118,23 +122,35 @@ class Together:
         """Train the clients of these runs in one stack."""
         if len(asked) < 2:
             return {}
-        plans = [one.plan for one in asked]
-        starts = [one.start for one in asked]
         begins = [self._begins[one.run] for one in asked]
-        lrs = [one.start.lr for one in asked]
+        starts = [one.start for one in asked]
+        lrs = [start.lr for start in starts]
         options = [self._options[one.run] for one in asked]
-        same = all(one == options[0] for one in options)
-        whole = JointPlan.of(plans, begins, lrs, [{}] * len(asked) if same else options)
+        if all(one == options[0] for one in options):
+            options = [{}] * len(asked)  # the method's own are right for every client
+        whole = JointPlan.of([one.plan for one in asked], begins, lrs, options)
         by_steps = np.argsort(-whole.steps, kind="stable")
         plan = whole.only(by_steps)
         job = replace(self._job, algorithm=self.jobs[asked[0].run].algorithm)
         updates = self.engine.train_joint(job, _joint_start(starts, plan.member, by_steps), plan)
         if updates is None:
             return {}
-        result: dict[int, Updates] = {}
+        of_runs: dict[int, Updates] = {}
         for i, one in enumerate(asked):
-            result[one.run] = _of_run(updates, np.flatnonzero(plan.member == i))
-        return result
+            of_runs[one.run] = _of_run(updates, np.flatnonzero(plan.member == i))
+        return of_runs
+
+
+def _varied_options(jobs: Mapping[int, Job]) -> dict[int, dict[str, float]]:
+    """Return the numeric options in which the runs differ, with the values of each run."""
+    options = {run: numeric_options(job.algorithm) for run, job in jobs.items()}
+    varied: dict[int, dict[str, float]] = {run: {} for run in options}
+    for name in next(iter(options.values())):
+        values = {one[name] for one in options.values()}
+        if len(values) > 1:
+            for run, one in options.items():
+                varied[run][name] = one[name]
+    return varied
 
 
 def _joined(partitions: Sequence[Partition]) -> Partition:
@@ -142,37 +158,34 @@ def _joined(partitions: Sequence[Partition]) -> Partition:
     if len(partitions) == 1:
         return partitions[0]
     rows = np.concatenate([one.rows for one in partitions])
-    return Partition(
-        rows, np.concatenate([[0], np.cumsum(np.concatenate([one.sizes for one in partitions]))])
-    )
+    sizes = np.concatenate([one.sizes for one in partitions])
+    return Partition(rows, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def _joint_start(starts: Sequence[Start], member: Ints, by_steps: Ints) -> Start:
     """Return where every client starts: weights, buffers and broadcast of its run, and what it has kept itself."""
     run = torch.from_numpy(member)
-    order = torch.from_numpy(by_steps)
-
-    def of_runs(each: Sequence[Tensors]) -> Tensors:
-        together = {}
-        for name in each[0]:
-            together[name] = torch.stack([one[name] for one in each])
-        result: Tensors = {}
-        for name, value in together.items():
-            result[name] = value.index_select(0, run.to(value.device))
-        return result
-
     first = starts[0]
     server: Tree = {}
     for part in first.server:
-        server[part] = of_runs([start.server[part] for start in starts])
+        server[part] = _of_clients([start.server[part] for start in starts], run)
     kept: Tree = {}
     for part, tensors in first.kept.items():
-        kept[part] = {
-            name: torch.cat([start.kept[part][name] for start in starts]) for name in tensors
-        }
-    params = of_runs([start.params for start in starts])
-    buffers = of_runs([start.buffers for start in starts])
-    return Start(params, buffers, server, rows_of(kept, order), first.lr)
+        kept[part] = {}
+        for name in tensors:
+            kept[part][name] = torch.cat([start.kept[part][name] for start in starts])
+    params = _of_clients([start.params for start in starts], run)
+    buffers = _of_clients([start.buffers for start in starts], run)
+    return Start(params, buffers, server, rows_of(kept, torch.from_numpy(by_steps)), first.lr)
+
+
+def _of_clients(of_runs: Sequence[Tensors], run: Tensor) -> Tensors:
+    """Return for every client the tensors of its run."""
+    of_clients: Tensors = {}
+    for name in of_runs[0]:
+        values = torch.stack([one[name] for one in of_runs])
+        of_clients[name] = values.index_select(0, run.to(values.device))
+    return of_clients
 
 
 def _of_run(updates: Updates, index: Ints) -> Updates:
