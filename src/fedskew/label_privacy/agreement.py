@@ -70,11 +70,11 @@ class Agreement:
     @property
     def holders(self) -> dict[int, list[int]]:
         """Return the clients that have each placeholder."""
-        result: dict[int, list[int]] = {}
+        holders: dict[int, list[int]] = {}
         for client, held in enumerate(self.placeholders):
             for placeholder in held.values():
-                result.setdefault(placeholder, []).append(client)
-        return dict(sorted(result.items()))
+                holders.setdefault(placeholder, []).append(client)
+        return dict(sorted(holders.items()))
 
 
 def agree(
@@ -111,19 +111,17 @@ def agree(
     keys = {"keys": time.perf_counter() - began}
     seconds, sent, waves = _play(server, clients)
     names_of = _names(list(clients.values()), stream)
-    return Agreement(
-        tuple(
-            {label: names_of[id_] for label, id_ in client.placeholders.items()}
-            for client in clients.values()
-        ),
-        None if server.counts is None else _renamed(server.counts, names_of),
-        None
-        if server.shares is None
-        else tuple(_renamed(server.shares[name], names_of) for name in names),
-        keys | seconds,
-        sent,
-        waves,
-    )
+    placeholders = []
+    for client in clients.values():
+        own = {label: names_of[id_] for label, id_ in client.placeholders.items()}
+        placeholders.append(own)
+    totals = None
+    if server.counts is not None:
+        totals = _renamed(server.counts, names_of)
+    shares = None
+    if server.shares is not None:
+        shares = tuple(_renamed(server.shares[name], names_of) for name in names)
+    return Agreement(tuple(placeholders), totals, shares, keys | seconds, sent, waves)
 
 
 def _play(
@@ -136,7 +134,8 @@ def _play(
     waves: list[tuple[Exchange, ...]] = []
     questions = server.start()
     while questions:
-        wave, following = [], []
+        wave = []
+        following = []
         for name, question in questions:
             began = time.perf_counter()
             answer = clients[name].receive(question)
@@ -168,11 +167,12 @@ def _names(clients: Sequence[Client], stream: Stream) -> dict[int, int]:
         for label, id_ in client.placeholders.items():
             id_of_label[label] = id_
     order = stream.permutation(len(id_of_label)).tolist()
-    result: dict[int, int] = {}
+    names_of: dict[int, int] = {}
     for label, number in zip(sorted(id_of_label), order, strict=True):
-        result[id_of_label[label]] = number
-    return result
+        names_of[id_of_label[label]] = number
+    return names_of
 
 
 def _renamed(values: Mapping[int, Number], names_of: Mapping[int, int]) -> dict[int, Number]:
-    return dict(sorted((names_of[id_], value) for id_, value in values.items()))
+    renamed = {names_of[id_]: value for id_, value in values.items()}
+    return dict(sorted(renamed.items()))

@@ -80,8 +80,7 @@ class Context:
         if values[SLOTS:].any():
             raise FedskewError(
                 f"{whose}: a vector decrypts to noise, the ciphertext was changed or made with another key: enrol "
-                "all parties "
-                f"with the same key holder"
+                "all parties with the same key holder"
             )
         return values[:SLOTS]
 
@@ -146,9 +145,8 @@ def _noise(like: Vector) -> bytes:
     """
     from tenseal import sealapi
 
-    moduli = [modulus.value() for modulus in sealapi.CoeffModulus.Create(_DEGREE, list(_MODULI))][
-        :-1
-    ]
+    primes = sealapi.CoeffModulus.Create(_DEGREE, list(_MODULI))
+    moduli = [modulus.value() for modulus in primes][:-1]
     drawn = os.urandom(20 * _DEGREE)
     low = (1 << (_FLOOD + 1)) - 1
     noise = []

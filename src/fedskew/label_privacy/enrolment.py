@@ -110,12 +110,10 @@ class KeyHolder:
             "session": self._session,
             "terms": asdict(self._terms),
             "peers": peers,
+            "number": number,
+            "others": list(seeds),
         }
-        return seal(
-            pack(
-                head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]
-            )
-        )
+        return seal(pack(head, [context, *keys, *seeds.values()]))
 
 
 def seal(data: bytes) -> bytes:
@@ -149,19 +147,16 @@ def enrol(data: bytes, party: str) -> Enrolled:
     """Read an enrolment; ``party`` names its owner in errors."""
     head, blobs = unpack(unseal(data, party), party)
     try:
-        name, session, peers, number, others = (
-            head.pop(part) for part in ("name", "session", "peers", "number", "others")
-        )
+        name = head.pop("name")
+        session = head.pop("session")
+        peers = head.pop("peers")
+        number = head.pop("number")
+        others = head.pop("others")
         terms = Terms(**head.pop("terms"))
-        named = (
-            all(isinstance(text, str) for text in (name, session, *peers))
-            and len(set(peers)) == len(peers) > 0
-        )
-        numbered = (
-            all(type(other) is int for other in (*others, 0 if number is None else number))
-            and number not in others
-        )
-        if head or not named or not numbered or len(blobs) != 1 + len(peers) + len(others):
+        named = _are_names([name, session, *peers]) and len(set(peers)) == len(peers) > 0
+        numbered = _are_numbers(number, [*others])
+        complete = not head and len(blobs) == 1 + len(peers) + len(others)
+        if not complete or not named or not numbered:
             raise ValueError("its parts do not belong together")
         if len(set(others)) < len(others) or any(len(key) != _KEY for key in blobs[1:]):
             raise ValueError("its keys are not those of different parties")
@@ -173,7 +168,19 @@ def enrol(data: bytes, party: str) -> Enrolled:
     channels = {}
     for peer, key in zip(peers, blobs[1:], strict=False):
         channels[peer] = Channel(name, peer, session, context.fingerprint, key)
-    seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
-    return Enrolled(
-        name, terms, context, channels, None if number is None else Masks(number, seeds)
-    )
+    masks = None
+    if number is not None:
+        seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
+        masks = Masks(number, seeds)
+    return Enrolled(name, terms, context, channels, masks)
+
+
+def _are_names(values: list[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _are_numbers(own: object, others: list[object]) -> bool:
+    """Return whether a client's own number, which the server does not have, and those of others are whole numbers."""
+    if own is not None and type(own) is not int:
+        return False
+    return all(type(other) is int for other in others) and own not in others

@@ -35,14 +35,17 @@ class Message:
     def to_bytes(self, key: bytes) -> bytes:
         """Return header and blobs, and an HMAC-SHA256 over both."""
         lists = {name: list(values) for name, values in self.fields.items()}
-        spare = sum(_DIGITS - len(str(value)) for values in lists.values() for value in values)
+        spare = 0
+        for values in lists.values():
+            spare += sum(_DIGITS - len(str(value)) for value in values)
         data = pack(vars(self) | {"fields": lists}, self.blobs, spare)
         return data + _mac(key, data)
 
 
 def pack(head: Mapping[str, Any], blobs: Sequence[bytes], spare: int = 0) -> bytes:
     """Return a JSON header, padding and blobs as one byte string."""
-    text = json.dumps(dict(head) | {"blobs": [len(blob) for blob in blobs]}).encode() + b" " * spare
+    lengths = [len(blob) for blob in blobs]
+    text = json.dumps({**head, "blobs": lengths}).encode() + b" " * spare
     return b"".join([_MAGIC, len(text).to_bytes(4, "big"), text, *blobs])
 
 
@@ -71,9 +74,9 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
 
 def _are_whole(values: object) -> bool:
     """Return whether it is a list of whole numbers of 64 bits."""
-    return isinstance(values, list) and all(
-        type(value) is int and -(2**63) <= value < 2**63 for value in values
-    )
+    if not isinstance(values, list):
+        return False
+    return all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
 
 
 def claimed(data: bytes, name: str, party: str) -> str:
@@ -154,7 +157,7 @@ class Channel:
         ):
             raise FedskewError(
                 f"{self.me}: a message from {self.peer} has an invalid header: run the same version of fedskew "
-                f"at all parties"
+                "at all parties"
             )
         return Message(**head, blobs=blobs)
 
@@ -166,15 +169,23 @@ class Channel:
         if message.session != self.session:
             raise FedskewError(
                 f"{self.me}: {self.peer} is in session {message.session}, not {self.session}: enrol all parties with "
-                "the same "
-                f"key holder"
+                "the same key holder"
             )
         if message.context != self.context:
             raise FedskewError(
                 f"{self.me}: {self.peer} uses another encryption context ({message.context[:8]}, not "
-                f"{self.context[:8]}): "
-                f"enrol all parties with the same key holder"
+                f"{self.context[:8]}): enrol all parties with the same key holder"
             )
+        self._check_order(message, awaited)
+        names, carries = _STEPS[message.step]
+        if extra := sorted(set(message.fields) - set(names)):
+            raise malformed(
+                message, f"it has the fields {', '.join(extra)}, which are not expected"
+            )
+        if message.blobs and not carries:
+            raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not 0")
+
+    def _check_order(self, message: Message, awaited: str | None) -> None:
         if message.number < self._received:
             raise FedskewError(
                 f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition"
@@ -187,16 +198,8 @@ class Channel:
         if message.step != awaited:
             raise FedskewError(
                 f"{self.me}: {self.peer} is out of order, it sent {message.step!r} when {awaited or 'nothing'!r} was "
-                "awaited: "
-                f"start a new session"
+                "awaited: start a new session"
             )
-        names, carries = _STEPS[message.step]
-        if extra := sorted(set(message.fields) - set(names)):
-            raise malformed(
-                message, f"it has the fields {', '.join(extra)}, which are not expected"
-            )
-        if message.blobs and not carries:
-            raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not 0")
 
 
 def numbers(

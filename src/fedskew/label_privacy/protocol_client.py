@@ -2,7 +2,7 @@
 
 import operator
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -63,12 +63,15 @@ class Client:
     def receive(self, data: bytes) -> bytes:
         """Return the answer to a message of the server."""
         message = self._channel.unwrap(data, self._awaited)
+        total = self._open
+        if self._terms.weighted:
+            total = self._share
         answers = {
             "turn": self._send_labels,
             "compared": self._match,
             "assigned": self._add,
             "placeholders": self._send_counts,
-            "total": self._share if self._terms.weighted else self._open,
+            "total": total,
         }
         answer = answers[message.step](message)
         self._channel.accept()
@@ -77,9 +80,7 @@ class Client:
     def _send_labels(self, _: Message) -> bytes:
         self._awaited = "compared"
         rows = spread_labels(np.array(self._labels))
-        return self._channel.wrap(
-            "labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows]
-        )
+        return self._channel.wrap("labels", {"count": [len(self._labels)]}, self._encrypted(rows))
 
     def _match(self, message: Message) -> bytes:
         """Answer which slot holds which label, -1 for labels in no slot."""
@@ -87,24 +88,24 @@ class Client:
         seen = self._equal(message, blocks)
         if np.any(seen.sum(axis=1) > 1):
             raise malformed(message, "a label equals two slots")
-        self._slots = [int(row.argmax()) if row.any() else -1 for row in seen]
+        self._slots = []
+        for row in seen:
+            slot = -1
+            if row.any():
+                slot = int(row.argmax())
+            self._slots.append(slot)
+        self._awaited = "placeholders"
         if -1 in self._slots:
             self._awaited = "assigned"
-        else:
-            self._awaited = "placeholders"
         return self._channel.wrap("matched", {"slots": self._slots})
 
     def _equal(self, message: Message, blocks: int) -> Bools:
         """Return labels x slots: whether the decrypted difference is zero."""
         groups = pages(len(self._labels), WIDTH)
         blobs = vectors(message, groups * blocks)
-        values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(
-            groups, blocks, WIDTH, WIDTH
-        )
-        by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)[
-            : len(self._labels)
-        ]
-        equal: Bools = by_label == 0
+        values = self._decrypted(blobs).reshape(groups, blocks, WIDTH, WIDTH)
+        by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)
+        equal: Bools = by_label[: len(self._labels)] == 0
         return equal
 
     def _add(self, message: Message) -> bytes:
@@ -118,7 +119,7 @@ class Client:
         labels = np.array([self._labels[position] for position in new])
         rows = spread_slots(labels - self._terms.sentinel, np.array(assigned))
         self._awaited = "placeholders"
-        return self._channel.wrap("added", blobs=[self._encrypt(row) for row in rows])
+        return self._channel.wrap("added", blobs=self._encrypted(rows))
 
     def _send_counts(self, message: Message) -> bytes:
         ids = numbers(message, "ids", len(self._labels), range(2**63), different=True)
@@ -126,13 +127,10 @@ class Client:
         self._list_size = size
         self.placeholders = dict(zip(self._labels, ids, strict=True))
         held = np.zeros(self._list_size, dtype=np.int64)
-        held[self._slots] = [
-            rounded(self._counts[label], self._terms.round_totals) for label in self._labels
-        ]
+        for slot, label in zip(self._slots, self._labels, strict=True):
+            held[slot] = rounded(self._counts[label], self._terms.round_totals)
         self._awaited = "total"
-        return self._channel.wrap(
-            "counts", blobs=[self._encrypt(page) for page in split_counts(held)]
-        )
+        return self._channel.wrap("counts", blobs=self._encrypted(split_counts(held)))
 
     def _open(self, message: Message) -> bytes:
         """Decrypt the masked total for the server, limb by limb."""
@@ -147,16 +145,18 @@ class Client:
         if np.any(totals < held):
             raise malformed(message, "a total is below this client's own count")
         self._awaited = None
-        return self._channel.wrap(
-            "shares",
-            {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()},
-        )
+        parts = np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64)
+        return self._channel.wrap("shares", {"parts": parts.tolist()})
 
     def _limbs(self, message: Message) -> Ints:
         blobs = vectors(message, pages(self._list_size, COUNTS))
-        return limbs(
-            np.array([self._context.decrypt(blob, self.name) for blob in blobs]), self._list_size
-        )
+        return limbs(self._decrypted(blobs), self._list_size)
+
+    def _decrypted(self, blobs: Sequence[bytes]) -> Ints:
+        return np.array([self._context.decrypt(blob, self.name) for blob in blobs])
+
+    def _encrypted(self, rows: Iterable[Ints]) -> list[bytes]:
+        return [self._encrypt(row) for row in rows]
 
     def _encrypt(self, values: Ints) -> bytes:
         data: bytes = self._context.encrypt(values).serialize()

@@ -59,10 +59,10 @@ class Server:
     @property
     def placeholders(self) -> dict[str, list[int]]:
         """Return the placeholders of each client; complete once every client had its turn."""
-        result: dict[str, list[int]] = {}
+        placeholders: dict[str, list[int]] = {}
         for client, slots in self._slots.items():
-            result[client] = [self._ids[slot] for slot in slots]
-        return result
+            placeholders[client] = [self._ids[slot] for slot in slots]
+        return placeholders
 
     def start(self) -> Outbox:
         """Return the first message."""
@@ -94,10 +94,10 @@ class Server:
         if self._turns:
             return [self._ask(self._turns.pop(0), "turn", "labels")]
         size = [len(self._ids)]
-        result: Outbox = []
+        outbox: Outbox = []
         for client, ids in self.placeholders.items():
-            result.append(self._ask(client, "placeholders", "counts", ids=ids, slots=size))
-        return result
+            outbox.append(self._ask(client, "placeholders", "counts", ids=ids, slots=size))
+        return outbox
 
     def _compare(self, message: Message) -> Outbox:
         """Subtract the list from the client's labels, every slot from every label at once."""
@@ -109,11 +109,9 @@ class Server:
             tiles = min(WIDTH, count - number * WIDTH)
             for slots in self._blocks:
                 difference = labels - slots
-                blobs.append(
-                    (
-                        self._blind(difference, tiles) if self._terms.blind else difference
-                    ).serialize()
-                )
+                if self._terms.blind:
+                    difference = self._blind(difference, tiles)
+                blobs.append(difference.serialize())
         self._slots[message.sender] = np.full(count, -1)
         return [self._ask(message.sender, "compared", "matched", blobs, blocks=[len(self._blocks)])]
 
@@ -167,12 +165,11 @@ class Server:
         if len(self._awaited) > 1:  # this client's own is still among them
             return []
         if self._terms.weighted:
-            result: Outbox = []
+            outbox: Outbox = []
             for client in self._channels:
-                result.append(
-                    self._ask(client, "total", "shares", self._masked(self._draw_masks(client)))
-                )
-            return result
+                totals = self._masked(self._draw_masks(client))
+                outbox.append(self._ask(client, "total", "shares", totals))
+            return outbox
         self._masks = self._draw_masks()
         return [self._ask(next(iter(self._channels)), "total", "opened", self._masked(self._masks))]
 
@@ -185,16 +182,15 @@ class Server:
         return masks
 
     def _masked(self, masks: Ints) -> list[bytes]:
-        result: list[bytes] = []
+        masked: list[bytes] = []
         for row, total in zip(masks, self._sums, strict=True):
-            result.append((self._context.cover(row) + total).serialize())
-        return result
+            masked.append((self._context.cover(row) + total).serialize())
+        return masked
 
     def _unmask(self, message: Message) -> Outbox:
         size = len(self._ids)
-        masked = np.array(numbers(message, "values", 2 * size, range(blinding.PRIME))).reshape(
-            2, size
-        )
+        values = numbers(message, "values", 2 * size, range(blinding.PRIME))
+        masked = np.array(values).reshape(2, size)
         found = (masked - limbs(self._masks, size)) % blinding.PRIME
         totals = join_counts(found)
         if totals.min() < 1 or found.max() >= len(self._channels) * LIMB:
@@ -206,9 +202,9 @@ class Server:
         ids = self.placeholders[message.sender]
         parts = numbers(message, "parts", len(ids), range(1, PARTS + 1))
         assert self.shares is not None
-        self.shares[message.sender] = {
-            placeholder: part / PARTS for placeholder, part in zip(ids, parts, strict=True)
-        }
+        self.shares[message.sender] = {}
+        for placeholder, part in zip(ids, parts, strict=True):
+            self.shares[message.sender][placeholder] = part / PARTS
         return []
 
     def _load(self, message: Message, count: int) -> list[Vector]:

@@ -55,8 +55,10 @@ class Masks:
     """
 
     def __init__(self, me: int, seeds: Mapping[int, bytes]) -> None:
-        self.me, self.seeds = me, seeds
-        self._step, self._sent = -1, 0
+        self.me = me
+        self.seeds = seeds
+        self._step = -1
+        self._sent = 0
         self._others: list[int] = []
 
     @property
@@ -66,9 +68,8 @@ class Masks:
 
     def enter(self, step: int, present: Sequence[int]) -> None:
         """Begin a step of these clients; a step cannot be repeated, since its masks could then be removed."""
-        if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(
-            present
-        ):
+        whole = all(type(number) is int for number in (step, *present))
+        if not whole or len(set(present)) < len(present):
             raise FedskewError(
                 f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice"
             )
@@ -77,18 +78,18 @@ class Masks:
                 f"client {self.me}: step {step} of secure sums was begun before: number steps upwards"
             )
         self._others = [client for client in present if client != self.me]
-        unknown = [client for client in self._others if client not in self.seeds]
+        unknown = set(self._others) - self.seeds.keys()
         if unknown or len(self._others) == len(present):
             raise FedskewError(
                 f"client {self.me}: a secure sum over clients {list(present)} needs this client and others that "
-                "share a seed "
-                f"with it: enrol all of them with the same key holder"
+                "share a seed with it: enrol all of them with the same key holder"
             )
         if not self._others:
             raise FedskewError(
                 f"client {self.me} is alone in step {step}: a sum over one client is that client's own numbers"
             )
-        self._step, self._sent = step, 0
+        self._step = step
+        self._sent = 0
 
     def hide(self, values: Tensor, bits: int) -> Tensor:
         """Return the numbers in fixed point with so many binary places, under this client's masks."""
@@ -116,9 +117,8 @@ class Masks:
     def _mask(self, other: int, size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return the mask of this pair for this message of this step, which is never used again."""
         address = struct.pack("<QQ", self._step, self._sent)
-        return np.frombuffer(
-            hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8"
-        ).astype(np.uint64)
+        data = hashlib.shake_256(self.seeds[other] + address).digest(8 * size)
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
 
 def opened(total: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
