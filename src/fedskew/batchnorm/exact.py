@@ -87,15 +87,12 @@ def bn_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     >>> bn_bytes(nn.BatchNorm1d(8), torch.float32)  # three frames: 24 bytes, 4 per axis, 4 per number (8 + 8 + 16)
     216
     """
-    channels = []
+    total = 0
     for _, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, _BatchNorm):
-            channels.append(layer.num_features)
-    shapes = []
-    for width in channels:
-        for shape in ((width,), (width,), (2, width)):
-            shapes.append(shape)
-    return sum(frame_bytes(shape, dtype) for shape in shapes)
+            width = layer.num_features
+            total += 2 * frame_bytes((width,), dtype) + frame_bytes((2, width), dtype)
+    return total
 
 
 def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -> tuple[int, int]:
@@ -103,40 +100,37 @@ def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -
 
     With secure sums ``among`` so many clients every number sent up takes 8 bytes, and the list of clients is sent down.
     """
-    if among is None:
-        summed = dtype
-    else:
+    summed = dtype
+    present = 0
+    if among is not None:
         summed = torch.int64
-    weights, gradients = (
-        sum(frame_bytes(value.shape, kind) for value in trainable(model).values())
-        for kind in (dtype, summed)
-    )
-    other = []
-    for name, value in model.named_buffers():
-        if name in _other_buffers(model):
-            other.append(value)
-    buffers = sum(
-        frame_bytes(value.shape, dtype if value.is_floating_point() else value.dtype)
-        for value in other
-    )
-    if among is None:
-        present = 0
-    else:
         present = frame_bytes(presence([], among).shape, torch.uint8)
+    weights = 0
+    gradients = 0
+    for value in trainable(model).values():
+        weights += frame_bytes(value.shape, dtype)
+        gradients += frame_bytes(value.shape, summed)
+    buffers = 0
+    for name in _other_buffers(model):
+        value = model.get_buffer(name)
+        kind = value.dtype
+        if value.is_floating_point():
+            kind = dtype
+        buffers += frame_bytes(value.shape, kind)
     up = gradients + frame_bytes((2,), torch.float64) + bn_bytes(model, summed)
     return up, weights + buffers + present + bn_bytes(model, dtype)
 
 
 def _layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Return BatchNorm layers with the prefix of their tensors' names; both sides number them equally."""
-    found = []
+    layers: list[tuple[str, _BatchNorm]] = []
     for name, layer in model.named_modules():
         if isinstance(layer, _BatchNorm):
-            found.append((name, layer))
-    result: list[tuple[str, _BatchNorm]] = []
-    for name, layer in found:
-        result.append((f"{name}." if name else "", layer))
-    return result
+            prefix = ""
+            if name:
+                prefix = f"{name}."
+            layers.append((prefix, layer))
+    return layers
 
 
 def _other_buffers(model: nn.Module) -> list[str]:
@@ -160,10 +154,9 @@ class Party:
         self._step = 0
         self._task = task
         self._params = trainable(model)
-        self._sent = {
-            **self._params,
-            **{name: model.get_buffer(name) for name in _other_buffers(model)},
-        }
+        self._sent: Tensors = dict(self._params)
+        for name in _other_buffers(model):
+            self._sent[name] = model.get_buffer(name)
         # Structure only: every step gets its weights, and frozen ones are never written.
         held = {}
         for value in (*model.parameters(), *model.buffers()):
@@ -193,16 +186,13 @@ class Party:
         logits = functional_call(self._model, received, (x,))
         loss = self._task.losses(logits, y, "sum")
         grads = torch.autograd.grad(loss, [*params, _ANCHOR], materialize_grads=True)[:-1]
-        score = torch.stack(
-            [loss.detach().double(), self._task.row_scores(logits, y).sum().double()]
-        )
+        right = self._task.row_scores(logits, y).sum()
+        score = torch.stack([loss.detach().double(), right.double()])
         last = []
         for place, grad in enumerate(grads):
             last.append(Frame(self._step, Kind.GRADIENT, place, len(y), grad))
-        return b"".join(
-            self._packed(frame)
-            for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score))
-        )
+        last.append(Frame(self._step, Kind.SCORE, 0, len(y), score))
+        return b"".join(self._packed(frame) for frame in last)
 
     def _enter(self, frame: Frame, masks: Masks) -> None:
         """Begin a secure sum over the clients that the hub names."""
@@ -212,10 +202,8 @@ class Party:
     def _packed(self, frame: Frame) -> bytes:
         """Return the message with this party's sums."""
         if self.masks:
-            hidden = self.masks.hide(frame.values, _PLACES[frame.kind])
-        else:
-            hidden = frame.values
-        return replace(frame, values=hidden).pack()
+            frame = replace(frame, values=self.masks.hide(frame.values, _PLACES[frame.kind]))
+        return frame.pack()
 
     def _total(self, kind: Kind, place: int, values: Tensor, count: int) -> tuple[Tensor, int]:
         """Return these numbers and this count, summed over all parties."""
@@ -237,7 +225,8 @@ class Parties:
     """
 
     def __init__(self, model: nn.Module, task: Task = CLASSIFICATION) -> None:
-        self._model, self._task = model, task
+        self._model = model
+        self._task = task
         self._parties: dict[int, Party] = {}
 
     def step(
@@ -256,10 +245,9 @@ class Parties:
             raise FedskewError(
                 f"a step of {len(batches)} parties without a row: give at least one of them a batch"
             )
+        present = None
         if masks:
             present = presence([own.me for own in masks], masks[0].clients)
-        else:
-            present = None
         hub = Hub(self._model, tensors, len(batches), step, present)
         opening = hub.opening()
 
@@ -268,19 +256,21 @@ class Parties:
                 if number not in self._parties:
                     self._parties[number] = Party(self._model, ask, own, self._task)
                 party = self._parties[number]
-                party.ask, party.masks = ask, own
+                party.ask = ask
+                party.masks = own
                 return party.step(opening, x, y)
 
             return run
 
         ends: Sequence[Masks | None] = masks or [None] * len(batches)
-        workers = [
-            work(number, x, y, own)
-            for number, ((x, y), own) in enumerate(zip(batches, ends, strict=True))
-        ]
-        return hub.finish(
-            in_turn(workers, lambda sent: hub.add([sent[party] for party in sorted(sent)]))
-        )
+        workers = []
+        for number, ((x, y), own) in enumerate(zip(batches, ends, strict=True)):
+            workers.append(work(number, x, y, own))
+
+        def reply(sent: dict[int, bytes]) -> bytes:
+            return hub.add([sent[party] for party in sorted(sent)])
+
+        return hub.finish(in_turn(workers, reply))
 
 
 class ExactBatchNorm(nn.Module):
@@ -293,8 +283,11 @@ class ExactBatchNorm(nn.Module):
         total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]",
     ) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.eps, self.place, self.total = layer.eps, place, total
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.eps = layer.eps
+        self.place = place
+        self.total = total
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, scale and shift."""
@@ -403,10 +396,10 @@ class Hub:
                 f"party 0 sent {kind.name.lower()} {place}, which is not expected: use the same model everywhere"
             )
         width = self._layers[place][1].num_features
-        values = torch.zeros(
-            (2, width) if kind == Kind.SLOPE else (width,),
-            dtype=self._tensors[self._params[0]].dtype,
-        )
+        shape: tuple[int, ...] = (width,)
+        if kind == Kind.SLOPE:
+            shape = (2, width)
+        values = torch.zeros(shape, dtype=self._tensors[self._params[0]].dtype)
         return Frame(self._step, kind, place, 0, values)
 
     def finish(self, messages: Sequence[bytes]) -> SynchronousStep:
@@ -415,23 +408,19 @@ class Hub:
         grads: Tensors = {}
         for place, name in enumerate(self._params):
             weight = self._tensors[name]
-            total = self._total(
-                [frames[place] for frames in received],
-                Frame(self._step, Kind.GRADIENT, place, 0, weight),
-            )
+            due = Frame(self._step, Kind.GRADIENT, place, 0, weight)
+            total = self._total([frames[place] for frames in received], due)
             grads[name] = (total.values / total.count).to(weight.device)
         due = Frame(self._step, Kind.SCORE, 0, 0, torch.zeros(2, dtype=torch.float64))
         loss_sum, score_sum = self._total([frames[-1] for frames in received], due).values
         buffers = {}
         for name, value in self._moved.items():
             buffers[name] = value.to(self._tensors[name].device)
+        scores: list[tuple[float, float]] = []
         if self._present is None:
-            visible = received
-        else:
-            visible = []
-        scores = []
-        for loss, right in (frames[-1].values for frames in visible):
-            scores.append((float(loss), float(right)))
+            for frames in received:
+                loss, score = frames[-1].values
+                scores.append((float(loss), float(score)))
         return SynchronousStep(
             grads, buffers, loss_sum, score_sum, sum(self.bytes_up), sum(self.bytes_down), scores
         )
@@ -455,10 +444,9 @@ class Hub:
     def _total(self, frames: list[Frame], due: Frame) -> Frame:
         """Return their sum, in the order of the clients."""
         masked = self._present is not None
+        wanted = due
         if masked:
             wanted = replace(due, values=due.values.long())
-        else:
-            wanted = due
         for party, frame in enumerate(frames):
             check(frame, wanted, f"party {party}")
         values = frames[0].values
@@ -478,7 +466,11 @@ class Hub:
         if f"{prefix}num_batches_tracked" not in self._moved:
             return
         batches = self._moved[f"{prefix}num_batches_tracked"] + 1
-        share = 1 / batches.to(variance.dtype) if layer.momentum is None else layer.momentum
+        share: float | Tensor
+        if layer.momentum is None:
+            share = 1 / batches.to(variance.dtype)
+        else:
+            share = layer.momentum
         self._moved[f"{prefix}num_batches_tracked"] = batches
         for name, found in (("running_mean", mean), ("running_var", variance)):
             old = self._moved[prefix + name]

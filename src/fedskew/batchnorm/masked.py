@@ -48,9 +48,7 @@ class MaskedBatchNorm(nn.Module):
 
         Inputs of a lower precision are normalised in that of the weights; vmap has no BatchNorm of bfloat16 on a GPU.
         """
-        if self.weight is None:
-            x = x
-        else:
+        if self.weight is not None:
             x = x.to(self.weight.dtype)
         if not self.training and self.running_mean is not None:
             return F.batch_norm(
@@ -68,10 +66,9 @@ class MaskedBatchNorm(nn.Module):
     def _masked(self, x: Tensor) -> Tensor:
         over = [0, *range(2, x.dim())]
         channels = (1, -1) + (1,) * (x.dim() - 2)
-        if self.mask.rows is None:
+        real = self.mask.rows
+        if real is None:
             real = torch.ones_like(x.flatten(1)[:, 0])
-        else:
-            real = self.mask.rows
         real = real.view(-1, *(1,) * (x.dim() - 1))
         count = real.sum() * x[0, 0].numel()
         agree = self.mask.agree or (lambda statistic: statistic)
@@ -96,9 +93,11 @@ class MaskedBatchNorm(nn.Module):
         ):
             return
         self.num_batches_tracked = self.num_batches_tracked + 1
-        share = (
-            1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
-        )
+        share: float | Tensor
+        if self.momentum is None:
+            share = 1 / self.num_batches_tracked.to(mean.dtype)
+        else:
+            share = self.momentum
         self.running_mean = self.running_mean + share * (mean - self.running_mean)
         self.running_var = self.running_var + share * (variance - self.running_var)
 
@@ -106,9 +105,11 @@ class MaskedBatchNorm(nn.Module):
 def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
     """Return a copy of the model whose BatchNorm layers take a mask, and that mask."""
     mask = Mask()
-    return replace_batch_norms(
-        copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)
-    ), mask
+
+    def masked(layer: _BatchNorm) -> nn.Module:
+        return MaskedBatchNorm(layer, mask)
+
+    return replace_batch_norms(copy.deepcopy(model), masked), mask
 
 
 def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
@@ -117,7 +118,7 @@ def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module
         return make(model)
     replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
     for parent in list(model.modules()):
-        # Named_children would skip the second place
+        # named_children would skip the second place
         for name, child in list(parent._modules.items()):
             if isinstance(child, _BatchNorm):
                 if child not in replaced:
@@ -145,28 +146,27 @@ def encode(buffers: Tensors) -> Tensors:
 
     They are float64, because a second moment less a squared mean loses digits when the mean is large.
     """
-    result = {}
+    encoded = {}
     for name, value in buffers.items():
         partner = _mean_beside(name)
         wide = value.to(torch.float64)
         if partner in buffers:
-            result[name] = wide + buffers[partner].to(torch.float64).square()
-        else:
-            result[name] = wide
-    return result
+            wide = wide + buffers[partner].to(torch.float64).square()
+        encoded[name] = wide
+    return encoded
 
 
 def decode(mean: Tensors, like: Tensors) -> Tensors:
     """Return buffers from the weighted mean of encoded ones, in the dtypes of ``like``."""
-    result = {}
+    decoded = {}
     for name, value in mean.items():
         partner = _mean_beside(name)
         if partner in mean:
             value = (value - mean[partner].square()).clamp_min(0)
-        result[name] = (value if like[name].is_floating_point() else value.round()).to(
-            like[name].dtype
-        )
-    return result
+        if not like[name].is_floating_point():
+            value = value.round()
+        decoded[name] = value.to(like[name].dtype)
+    return decoded
 
 
 def _mean_beside(name: str) -> str:

@@ -28,19 +28,18 @@ def clients_share(model: nn.Module, policy: BatchNormPolicy, steps: Ints) -> boo
 
 def exchange(model: nn.Module, policy: BatchNormPolicy, steps: Ints, number_bytes: int) -> Meeting:
     """Return the messages of clients with so many steps for shared statistics and their gradients."""
-    shared = []
-    for step in range(int(steps.max(initial=0))):
-        shared.append(policy.shares_statistics(step))
-    layers = []
+    shared = [policy.shares_statistics(step) for step in range(int(steps.max(initial=0)))]
+    layers = 0
+    channels = 0
+    # A layer that is named twice is used twice.
     for _, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, _BatchNorm):
-            layers.append(layer)
+            layers += 1
+            channels += layer.num_features
     if not any(shared) or not layers:
         return Meeting(np.zeros_like(steps), 0, 0)
     shared_before = np.concatenate([[0], np.cumsum(shared)])
-    # A layer that is named twice is used twice
-    channels = sum(layer.num_features for layer in layers)
-    return Meeting(shared_before[steps], _TRIPS * len(layers), _TRIPS * channels * number_bytes)
+    return Meeting(shared_before[steps], _TRIPS * layers, _TRIPS * channels * number_bytes)
 
 
 def mean_of_sound(values: Tensor) -> Tensor:

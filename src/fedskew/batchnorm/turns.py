@@ -40,12 +40,13 @@ def in_turn(
                 what, value = threads[number].go_on(answer)
                 if what == "failed":
                     raise value
-                (results if what == "ended" else given)[number] = value
+                if what == "ended":
+                    results[number] = value
+                else:
+                    given[number] = value
             running = list(given)
             if given:
                 answer = reply(given)
-            else:
-                answer = None
     finally:
         for thread in threads:
             thread.close()
