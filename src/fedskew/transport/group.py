@@ -43,7 +43,9 @@ class Failure:
 
     def error(self) -> FedskewError:
         """Return the error for the user."""
-        return (DivergedError if self.diverged else FedskewError)(self.message)
+        if self.diverged:
+            return DivergedError(self.message)
+        return FedskewError(self.message)
 
 
 sendable(Failure)
@@ -63,7 +65,8 @@ class Group:
             raise FedskewError(
                 "this process has a torch.distributed group already, and workers need their own: leave workers out"
             )
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.device = torch.device("cuda")  # where tensors arrive that were on a GPU
         self.gpus: Any = None  # the group of NCCL, if every process has a GPU of its own
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
@@ -86,10 +89,9 @@ class Group:
 
     def send(self, message: Message, to: int) -> None:
         """Send a message to another process."""
-        if self.gpus:
-            gpu = message.gpu
-        else:
-            gpu = message.gpu.cpu()
+        gpu = message.gpu
+        if not self.gpus:
+            gpu = gpu.cpu()
         with _noticing(to):
             dist.send(message.sizes, to)
             dist.send(message.host, to)
@@ -101,16 +103,24 @@ class Group:
         with _noticing(source):
             sizes = torch.zeros(3, dtype=torch.int64)
             dist.recv(sizes, source)
-            text, host, gpu = sizes.tolist()
-            buffers = [_received(torch.empty(host, dtype=torch.uint8), source)]
-            if gpu:
-                room = torch.empty(
-                    gpu, dtype=torch.uint8, device=self.device if self.gpus else None
-                )
-                buffers.append(_received(room, source, self.gpus))
-        return unpacked(
-            Message(text, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0])
-        )
+            text, host_bytes, gpu_bytes = sizes.tolist()
+            host = torch.empty(host_bytes, dtype=torch.uint8)
+            dist.recv(host, source)
+            gpu = host[:0]
+            if gpu_bytes:
+                gpu = self._receive_for_gpu(gpu_bytes, source)
+        if gpu_bytes:
+            gpu = gpu.to(self.device)
+        return unpacked(Message(text, host, gpu))
+
+    def _receive_for_gpu(self, size: int, source: int) -> Tensor:
+        """Return so many bytes of a GPU of another process: on the GPU with NCCL, else in this machine's memory."""
+        device = None
+        if self.gpus:
+            device = self.device
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        dist.recv(buffer, source, group=self.gpus)
+        return buffer
 
     def ask(
         self, questions: Sequence[Any], meanwhile: Callable[[], Result]
@@ -133,11 +143,6 @@ class Group:
         return [self.receive(worker) for worker in self.workers]
 
 
-def _received(room: Tensor, source: int, group: Any = None) -> Tensor:
-    dist.recv(room, source, group=group)
-    return room
-
-
 @contextmanager
 def _noticing(other: int) -> Iterator[None]:
     """Turn a broken connection into an error that says who is gone."""
@@ -145,10 +150,9 @@ def _noticing(other: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
+        who = f"worker {other}"
         if other == LEADER:
             who = "the leading process"
-        else:
-            who = f"worker {other}"
         if time.monotonic() - began >= PATIENCE.total_seconds():
             raise WorkerLostError(
                 f"{who} has been silent for {PATIENCE}: look whether its machine is up"

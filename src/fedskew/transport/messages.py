@@ -7,7 +7,7 @@ what arrives. Tensors on a GPU have a buffer of their own there.
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,7 +31,8 @@ _sendable: dict[str, type[Any]] = {}
 
 def sendable(*kinds: type[Any]) -> None:
     """Allow dataclasses in messages; both sides do so before the first one."""
-    _sendable.update({kind.__name__: kind for kind in kinds})
+    for kind in kinds:
+        _sendable[kind.__name__] = kind
 
 
 @dataclass(frozen=True)
@@ -65,33 +66,49 @@ class _Encoder:
         if kind is float:
             return {"float": struct.pack("<d", thing).hex()}
         if kind is list:
-            return [self.value(one) for one in thing]
+            return self._values(thing)
         if kind is tuple:
-            return {"tuple": [self.value(one) for one in thing]}
-        if kind is dict and all(type(key) is str for key in thing):
-            return {"dict": {key: self.value(one) for key, one in thing.items()}}
+            return {"tuple": self._values(thing)}
         if kind is dict:
-            return {"pairs": [[self.value(key), self.value(one)] for key, one in thing.items()]}
-        if kind is frozenset and all(type(one) is str for one in thing):
+            return self._dictionary(thing)
+        if kind is frozenset and _are_texts(thing):
             return {"frozenset": sorted(thing)}
+        if isinstance(thing, (Tensor, np.ndarray, np.generic)):
+            return self._numbers(thing)
+        return self._object(thing)
+
+    def _values(self, things: Iterable[Any]) -> list[Any]:
+        return [self.value(one) for one in things]
+
+    def _dictionary(self, thing: dict[Any, Any]) -> Any:
+        if _are_texts(thing):
+            return {"dict": dict(zip(thing, self._values(thing.values()), strict=True))}
+        return {"pairs": [self._values(pair) for pair in thing.items()]}
+
+    def _object(self, thing: Any) -> Any:
+        name = type(thing).__name__
+        if _sendable.get(name) is not type(thing):
+            raise _unsendable(thing)
+        values = {}
+        for field in fields(thing):
+            values[field.name] = self.value(getattr(thing, field.name))
+        return {"object": [name, values]}
+
+    def _numbers(self, thing: Any) -> Any:
+        """Return a tensor, an array or a NumPy number; derived kinds and other layouts cannot be sent."""
+        kind = type(thing)
         if kind is Tensor and thing.layout is torch.strided and _name(thing) in _TENSORS:
-            return {"tensor": self._number(thing, _GPU if thing.is_cuda else _HOST)}
+            home = _HOST
+            if thing.is_cuda:
+                home = _GPU
+            return {"tensor": self._number(thing, home)}
         if kind is np.ndarray and _name(thing) in _ARRAYS:
             return {"array": self._number(thing, _HOST)}
         if isinstance(thing, np.generic) and _name(thing) in _ARRAYS:
             array = np.asarray(thing)
             self.found[_HOST].append((self._place(array, _HOST), array))
             return {"scalar": len(self.places) - 1}
-        if _sendable.get(kind.__name__) is kind:
-            return {
-                "object": [
-                    kind.__name__,
-                    {f.name: self.value(getattr(thing, f.name)) for f in fields(thing)},
-                ]
-            }
-        raise FedskewError(
-            f"an object of type {_described(thing)} cannot be sent to another process"
-        )
+        raise _unsendable(thing)
 
     def _number(self, thing: Tensor | NDArray[Any], home: str) -> int:
         if id(thing) not in self.known:
@@ -112,12 +129,13 @@ class _Decoder:
     def __init__(
         self, places: list[tuple[str, int, str, list[int]]], buffers: dict[str, Tensor]
     ) -> None:
-        self.places, self.buffers = places, buffers
+        self.places = places
+        self.buffers = buffers
         self.known: dict[int, Any] = {}  # tensors and arrays by their number
         self.makers: dict[str, Callable[[Any], Any]] = {
             "float": lambda value: struct.unpack("<d", bytes.fromhex(value))[0],
             "tuple": lambda value: tuple(map(self.value, value)),
-            "dict": lambda value: {key: self.value(one) for key, one in value.items()},
+            "dict": self._dictionary,
             "pairs": lambda value: {self.value(key): self.value(one) for key, one in value},
             "frozenset": frozenset,
             "tensor": lambda value: self._part(value, _TENSORS, torch),
@@ -135,13 +153,16 @@ class _Decoder:
         ((kind, content),) = thing.items()
         return self.makers[kind](content)
 
+    def _dictionary(self, content: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.value(one) for key, one in content.items()}
+
     def _object(self, content: Any) -> Any:
         name, values = content
         if name not in _sendable:
             raise FedskewError(
                 f"another process has sent a {name}, which is not known here: use the same version"
             )
-        return _sendable[name](**{field: self.value(one) for field, one in values.items()})
+        return _sendable[name](**self._dictionary(values))
 
     def _part(self, number: int, names: tuple[str, ...], library: Any) -> Any:
         if number not in self.known:
@@ -153,9 +174,8 @@ class _Decoder:
                 dtype = getattr(torch, name)
             part = _part(self.buffers[home], place, dtype, tuple(shape))
             if isinstance(part, np.ndarray) and part.nbytes <= _SMALL:
-                self.known[number] = part.copy()
-            else:
-                self.known[number] = part
+                part = part.copy()
+            self.known[number] = part
         return self.known[number]
 
 
@@ -180,16 +200,24 @@ def packed(thing: Any) -> Message:
 def unpacked(message: Message) -> Any:
     """Return the object of a message; its tensors are contiguous, whatever they were on the other side."""
     value, places = json.loads(message.host[: message.text].numpy().tobytes())
-    return _Decoder(
-        places, {_HOST: message.host[_aligned(message.text) :], _GPU: message.gpu}
-    ).value(value)
+    buffers = {_HOST: message.host[_aligned(message.text) :], _GPU: message.gpu}
+    return _Decoder(places, buffers).value(value)
 
 
 def _name(thing: Any) -> str:
     """Return the name of a dtype, without the name of its library."""
-    return (
-        str(thing.dtype).removeprefix("torch.") if isinstance(thing, Tensor) else thing.dtype.name
-    )
+    if isinstance(thing, Tensor):
+        return str(thing.dtype).removeprefix("torch.")
+    name: str = thing.dtype.name
+    return name
+
+
+def _are_texts(things: Iterable[Any]) -> bool:
+    return all(type(one) is str for one in things)
+
+
+def _unsendable(thing: Any) -> FedskewError:
+    return FedskewError(f"an object of type {_described(thing)} cannot be sent to another process")
 
 
 def _described(thing: Any) -> str:
