@@ -24,12 +24,14 @@ class Pools:
     """
 
     def __init__(self, holdings: Holdings, selection: Selection, stream: Stream) -> None:
-        weights = holdings.weights if selection == "weighted" else holdings.counts > 0
+        if selection == "weighted":
+            weights = holdings.weights
+        else:
+            weights = (holdings.counts > 0).astype(np.int64)
         self._weights: list[list[int]] = weights.T.astype(np.int64).tolist()
-        self.sets = [
-            sum(1 << client for client in np.flatnonzero(held).tolist())
-            for held in holdings.counts.T
-        ]
+        self.sets: list[int] = []  # the candidates for each placeholder, one bit a client
+        for held in holdings.counts.T:
+            self.sets.append(sum(1 << client for client in np.flatnonzero(held).tolist()))
         self._shares = uniforms(stream)
         # A set is used for many draws before it changes. With many clients its list is long, so the cache is smaller.
         self._cached = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)

@@ -36,11 +36,8 @@ def frequencies(
         cap: largest frequency with proportional; by default no limit
         reuse: whether rows may be used repeatedly within an epoch, where uniform needs more than there are
     """
-    for name, value in (("per_label", per_label), ("cap", cap)):
-        if value is not None and value < 1:
-            raise FedskewError(
-                f"{name}={value} leaves no label to train on: use 1 or more, or leave it out"
-            )
+    _require_one("per_label", per_label)
+    _require_one("cap", cap)
     if frequency == "proportional":
         if cap is None:
             return counts.copy()
@@ -59,12 +56,19 @@ def frequencies(
     return (counts > 0) * (per_label or least)
 
 
+def _require_one(name: str, value: int | None) -> None:
+    """Raise an error if a frequency is given that is less than one."""
+    if value is not None and value < 1:
+        raise FedskewError(
+            f"{name}={value} leaves no label to train on: use 1 or more, or leave it out"
+        )
+
+
 def label_schedule(frequencies: Ints, stream: Stream) -> Ints:
     """Return every placeholder as often as its frequency, shuffled.
 
     >>> sorted(label_schedule(np.array([2, 0, 3]), Stream(0, "demo")).tolist())
     [0, 0, 2, 2, 2]
     """
-    return np.repeat(np.arange(len(frequencies)), frequencies)[
-        stream.permutation(int(frequencies.sum()))
-    ]
+    order = stream.permutation(int(frequencies.sum()))
+    return np.repeat(np.arange(len(frequencies)), frequencies)[order]
