@@ -84,19 +84,17 @@ def check(
     for name in leave_out:
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
+    used: tuple[Engine, ...] = (Loop(), Stacked(mode="stack"))
     if engines is not None:
         used = tuple(engines)
-    else:
-        used = (Loop(), Stacked(mode="stack"))
     if not used:
         raise FedskewError("engines is empty: give at least one, two to see whether they agree")
     lab = Lab(resolve(algorithm), used, device)
-    findings = tuple(
-        _try(name, function, lab, leave_out.get(name)) for name, function in CHECKS.items()
-    )
-    report = Conformance(
-        str(lab.algorithm), tuple(type(engine).__name__ for engine in used), findings
-    )
+    findings = []
+    for name, function in CHECKS.items():
+        findings.append(_try(name, function, lab, leave_out.get(name)))
+    names = tuple(type(engine).__name__ for engine in used)
+    report = Conformance(str(lab.algorithm), names, tuple(findings))
     if raise_on_failure and not report.passed:
         raise ConformanceError(report)
     return report

@@ -44,9 +44,8 @@ class Finding:
     def __str__(self) -> str:
         if self.outcome == "not applicable":
             return f"{self.check:<11}-       not applicable: {self.detail}"
-        if self.worst is None:
-            worst = ""
-        else:
+        worst = ""
+        if self.worst is not None:
             worst = f" (largest difference {self.worst:.1g})"
         return f"{self.check:<11}{self.outcome:<8}{self.detail}{worst}"
 
@@ -73,13 +72,14 @@ class Conformance:
         return next(finding for finding in self.findings if finding.check == check)
 
     def __str__(self) -> str:
+        verdict = "conforms"
         if self.failures:
             verdict = f"fails {len(self.failures)} checks"
-        else:
-            verdict = "conforms"
         seconds = sum(finding.seconds for finding in self.findings)
-        head = f"{self.algorithm} on {', '.join(self.engines)}: {verdict} ({seconds:.1f} s)"
-        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+        lines = [f"{self.algorithm} on {', '.join(self.engines)}: {verdict} ({seconds:.1f} s)"]
+        for finding in self.findings:
+            lines.append(f"  {finding}")
+        return "\n".join(lines)
 
 
 class ConformanceError(FedskewError):
@@ -93,18 +93,25 @@ class ConformanceError(FedskewError):
         )
 
 
+def _hooks_of_algorithm() -> list[str]:
+    others = ("options", "label", "topology")
+    hooks = []
+    for name, value in vars(Algorithm).items():
+        if callable(value) and not name.startswith("_") and name not in others:
+            hooks.append(name)
+    return hooks
+
+
 # The hooks of a method by name, each with the class whose signature it has.
 HOOKS: dict[str, type[Any]] = {
-    **{
-        name: Algorithm
-        for name, value in vars(Algorithm).items()
-        if callable(value)
-        and not name.startswith("_")
-        and name not in ("options", "label", "topology")
-    },
-    **dict.fromkeys(("client_profile", "select", "probe_rows", "configure_training"), Selection),
+    **dict.fromkeys(_hooks_of_algorithm(), Algorithm),
+    "client_profile": Selection,
+    "select": Selection,
+    "probe_rows": Selection,
+    "configure_training": Selection,
     "combine": Aggregator,
-    **dict.fromkeys(("class_statistics", "calibrate"), Calibrator),
+    "class_statistics": Calibrator,
+    "calibrate": Calibrator,
     "schedule_samples": Scheduled,
 }
 PARTS = ("client_selection", "aggregator", "calibrator")  # objects of a method that have hooks
@@ -112,18 +119,16 @@ PARTS = ("client_selection", "aggregator", "calibrator")  # objects of a method 
 
 def hook_of(algorithm: Algorithm, hook: str, round: int = 0) -> Callable[..., Any]:
     """Return a hook of a method, or of the object that has it."""
+    kind = HOOKS[hook]
     owner: Any = algorithm
-    if HOOKS[hook] is not Algorithm:
-        topology = algorithm.topology(round)
-        owners: dict[type[Any], Any] = {
-            Selection: algorithm.client_selection,
-            Aggregator: algorithm.aggregator,
-            Calibrator: algorithm.calibrator,
-        }
-        if hook == "schedule_samples":
-            owner = topology
-        else:
-            owner = owners[HOOKS[hook]]
+    if kind is Selection:
+        owner = algorithm.client_selection
+    elif kind is Aggregator:
+        owner = algorithm.aggregator
+    elif kind is Calibrator:
+        owner = algorithm.calibrator
+    elif kind is Scheduled:
+        owner = algorithm.topology(round)
     found: Callable[..., Any] = getattr(owner, hook)
     return found
 
@@ -151,13 +156,22 @@ _ADVICE = (
 def explain(problem: BaseException, algorithm: type[Algorithm]) -> str:
     """Return an exception on one line: the hook that raised it and where, the message, and what to do about it."""
     text = " ".join(str(problem).split())
-    said = f"{type(problem).__name__}: {text if len(text) <= 120 else text[:117] + '...'}"
-    advice = next((f"; {remedy}" for symptom, remedy in _ADVICE if symptom in text), "")
+    advice = _advice(text)
+    if len(text) > 120:
+        text = text[:117] + "..."
+    said = f"{type(problem).__name__}: {text}{advice}"
+    owners = (algorithm, Selection, Aggregator, Calibrator)
     for frame, line in traceback.walk_tb(problem.__traceback__):
-        owner = frame.f_locals.get("self")
-        if frame.f_code.co_name in HOOKS and isinstance(
-            owner, (algorithm, Selection, Aggregator, Calibrator)
-        ):
+        hook = frame.f_code.co_name
+        if hook in HOOKS and isinstance(frame.f_locals.get("self"), owners):
             file = Path(frame.f_code.co_filename).name
-            return f"{frame.f_code.co_name} ({file}, line {line}) raised {said}{advice}"
-    return f"{said}{advice}"
+            return f"{hook} ({file}, line {line}) raised {said}"
+    return said
+
+
+def _advice(text: str) -> str:
+    """Return what to do about an error with this text, if that is known."""
+    for symptom, remedy in _ADVICE:
+        if symptom in text:
+            return f"; {remedy}"
+    return ""

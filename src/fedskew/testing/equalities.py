@@ -15,6 +15,7 @@ import torch
 from fedskew.algorithms.contract import Algorithm
 from fedskew.core.registry import options_of
 from fedskew.core.streams import Stream
+from fedskew.engine.job import Engine
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.hook_checks import random_states
 from fedskew.testing.lab import (
@@ -27,6 +28,7 @@ from fedskew.testing.lab import (
     SIZES,
     Difference,
     Lab,
+    Scene,
     federation,
     names_of,
 )
@@ -51,9 +53,8 @@ def engines_agree(lab: Lab) -> Passed:
         right = lab.run(2, scene, reference, dtype="float32").everything()
         for engine in others:
             what = f"{type(engine).__name__} and {type(reference).__name__} after 2 rounds in float32 with {scene.name}"
-            narrow.compare(
-                lab.run(2, scene, engine, dtype="float32").everything(), right, NARROW, what
-            )
+            left = lab.run(2, scene, engine, dtype="float32").everything()
+            narrow.compare(left, right, NARROW, what)
     kinds = ", ".join(scene.name for scene in lab.scenes())
     return Passed(
         f"{names_of(lab.engines)} after 5 rounds with {kinds}; float32 {narrow.worst:.1e} after 2",
@@ -64,37 +65,46 @@ def engines_agree(lab: Lab) -> Passed:
 def one_seed_one_result(lab: Lab) -> Passed:
     """Check that a seed gives the same bits whatever the global generators and clocks are, and another seed others."""
     for engine in lab.engines:
-        name = type(engine).__name__
-        for scene, rounds in (
-            (scene, LATE if scene is LOCAL else 2) for scene in lab.scenes(LOCAL, DROPOUT)
-        ):
-            before = random_states()
-            first = lab.run(rounds, scene, engine).everything()
-            if random_states() != before:
-                raise ContractError(
-                    f"{name} with {scene.name}: training moves the global random generators"
-                )
-            with _other_random_numbers():
-                again = lab.run(rounds, scene, engine).everything()
-            Difference().compare(
-                again, first, 0.0, f"{name} twice with the same seed and {scene.name}"
-            )
+        for scene in lab.scenes(LOCAL, DROPOUT):
+            _same_seed(lab, scene, engine)
         for scene in lab.scenes(PLAIN):
-            # Enough rounds for a server that takes a step for every update to hear from all clients.
-            one, other = (lab.run(8, scene, engine, seed=seed) for seed in (0, 1))
-            left, right = (
-                {**trained.model(), **trained.client_states()} for trained in (one, other)
-            )
-            if all(
-                name in right and torch.equal(value, right[name]) for name, value in left.items()
-            ):
-                raise ContractError(
-                    f"{name}: another seed gives the same bits, neither batches nor choice of clients depend on it"
-                )
+            _other_seed(lab, scene, engine)
     return Passed(
         f"all bits after {LATE} rounds of two runs in {names_of(lab.engines)}; other bits with another seed",
         0.0,
     )
+
+
+def _same_seed(lab: Lab, scene: Scene, engine: Engine) -> None:
+    """Check that two runs with one seed have the same bits."""
+    name = type(engine).__name__
+    rounds = 2
+    if scene is LOCAL:
+        rounds = LATE
+    before = random_states()
+    first = lab.run(rounds, scene, engine).everything()
+    if random_states() != before:
+        raise ContractError(
+            f"{name} with {scene.name}: training moves the global random generators"
+        )
+    with _other_random_numbers():
+        again = lab.run(rounds, scene, engine).everything()
+    what = f"{name} twice with the same seed and {scene.name}"
+    Difference().compare(again, first, 0.0, what)
+
+
+def _other_seed(lab: Lab, scene: Scene, engine: Engine) -> None:
+    """Check that two runs with different seeds have different bits."""
+    # Enough rounds for a server that takes a step for every update to hear from all clients.
+    one = lab.run(8, scene, engine, seed=0)
+    other = lab.run(8, scene, engine, seed=1)
+    left = {**one.model(), **one.client_states()}
+    right = {**other.model(), **other.client_states()}
+    if all(name in right and torch.equal(value, right[name]) for name, value in left.items()):
+        raise ContractError(
+            f"{type(engine).__name__}: another seed gives the same bits, neither batches nor choice of clients depend "
+            "on it"
+        )
 
 
 @contextmanager
@@ -128,30 +138,25 @@ def clients_in_any_order(lab: Lab) -> Passed:
     usual = federation()
     old_number = Stream(0, "conformance order").permutation(len(SIZES))
     relabelled = federation([usual.partition.of(int(client)) for client in old_number])
+    numbers = None
+    pooled = ""
+    if lab.pools():
+        pooled = "; trivially so, the method pools all rows"
+    else:
+        numbers = dict(enumerate(old_number.tolist()))
     seen = Difference()
     for engine in lab.engines:
         for scene in lab.scenes(PLAIN, MERGED, LOCAL):
-            first, second = (lab.run(2, scene, engine, fed, **FULL) for fed in (usual, relabelled))
-            if lab.pools():
-                numbers = None
-            else:
-                numbers = {new: int(old) for new, old in enumerate(old_number)}
+            first = lab.run(2, scene, engine, usual, **FULL)
+            second = lab.run(2, scene, engine, relabelled, **FULL)
             left = {
                 **second.model(),
                 **second.rounds(),
                 **second.client_states(numbers),
                 **second.tables(numbers),
             }
-            seen.compare(
-                left,
-                first.everything(),
-                EXACT,
-                f"{type(engine).__name__}, clients relabelled, {scene.name}",
-            )
-    if lab.pools():
-        pooled = "; trivially so, the method pools all rows"
-    else:
-        pooled = ""
+            what = f"{type(engine).__name__}, clients relabelled, {scene.name}"
+            seen.compare(left, first.everything(), EXACT, what)
     return Passed(
         f"weights, client states and tables after 2 rounds with relabelled clients{pooled}",
         seen.worst,
@@ -182,17 +187,12 @@ def identical_clients(lab: Lab) -> Passed:
                 together = lab.run(2, scene, engine, three, replace(algorithm), **FULL)
                 what = f"{type(engine).__name__}, three identical clients and one, {scene.name}"
                 seen.compare(together.model(), alone.model(), EXACT, what)
+                right = alone.client_states({0: 0})
                 for client in range(3):
-                    seen.compare(
-                        together.client_states({client: 0}),
-                        alone.client_states({0: 0}),
-                        EXACT,
-                        what,
-                    )
+                    seen.compare(together.client_states({client: 0}), right, EXACT, what)
+    kinds = ""
     if len(variants) > 1:
         kinds = f" with {len(variants)} kinds of weights"
-    else:
-        kinds = ""
     return Passed(
         f"weights, server and client states after 2 rounds of three identical clients and of one{kinds}",
         seen.worst,
@@ -204,7 +204,7 @@ def weightings(algorithm: Algorithm) -> list[Algorithm]:
     option = options_of(type(algorithm)).get("weights")
     if option is None or get_origin(option.type) is not Literal:
         return [algorithm]
-    result: list[Algorithm] = []
+    variants: list[Algorithm] = []
     for value in get_args(option.type):
-        result.append(replace(algorithm, **{"weights": value}))
-    return result
+        variants.append(replace(algorithm, **{"weights": value}))
+    return variants

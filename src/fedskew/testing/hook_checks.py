@@ -27,14 +27,14 @@ _TREES = (
 
 def runs_everywhere(lab: Lab) -> Passed:
     """Check that every engine can run the hooks; engines that cannot are excluded from the checks that follow."""
-    refused = {}
+    refused = []
+    without = ""
     for scene in SCENES:
         if reason := lab.refusal(scene):
-            refused[scene.name] = reason
+            refused.append(reason)
+            without += f"; refused with {scene.name}: {reason}"
     if len(refused) == len(SCENES):
-        raise ContractError(
-            f"the method refuses every setting tried: {next(iter(refused.values()))}"
-        )
+        raise ContractError(f"the method refuses every setting tried: {refused[0]}")
     scenes = lab.scenes()
     problems = []
     able = []
@@ -49,16 +49,14 @@ def runs_everywhere(lab: Lab) -> Passed:
     lab.engines = tuple(able)
     if problems:
         raise ContractError("; ".join(problems))
-    without = "".join(f"; refused with {name}: {reason}" for name, reason in refused.items())
-    return Passed(
-        f"2 rounds in {names_of(engines)} with {', '.join(scene.name for scene in scenes)}{without}"
-    )
+    kinds = ", ".join(scene.name for scene in scenes)
+    return Passed(f"2 rounds in {names_of(engines)} with {kinds}{without}")
 
 
 def hooks_keep_shapes(lab: Lab) -> Passed:
     """Check that states and payloads keep their names, shapes and dtypes, so that they can be stacked and stored."""
     calls = 0
-    expected: dict[str, Leaves] = {}
+    judge = _Judge()
 
     def around(
         hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,13 +64,11 @@ def hooks_keep_shapes(lab: Lab) -> Passed:
         nonlocal calls
         calls += 1
         result = method(*args, **kwargs)
-        if hook in _TREES:
-            _require_tree(hook, result)
-        _judge(hook, result, _given(hook, args, kwargs), expected)
+        judge(hook, result, _given(hook, args, kwargs))
         return result
 
     for scene in lab.scenes(PLAIN, MERGED, LOCAL):
-        expected.clear()
+        judge = _Judge()
         lab.run(2, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"names, shapes and dtypes in {calls} hook calls")
 
@@ -85,13 +81,40 @@ def _given(hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {name: value for name, value in bound.items() if name != "self"}
 
 
-def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str, Leaves]) -> None:
-    """Check a hook's result against its arguments and the results of other hooks."""
-    if hook in ("init_server_state", "init_client_state"):
-        expected[hook] = _leaves(result)
-    elif hook == "objective":
-        if not isinstance(result, Tensor) or result.dim():
-            raise ContractError("objective must return one number as a tensor without axes")
+class _Judge:
+    """Checks the results of hooks against their arguments, and against the results of other hooks before them."""
+
+    def __init__(self) -> None:
+        self._first: dict[
+            str, Leaves
+        ] = {}  # what hooks returned that later results must agree with
+
+    def __call__(self, hook: str, result: Any, given: Mapping[str, Any]) -> None:
+        """Raise an error if a result is not as the contract says."""
+        if hook in _TREES:
+            _require_tree(hook, result)
+        if hook in ("init_server_state", "init_client_state"):
+            self._first[hook] = _leaves(result)
+        elif hook == "client_state":
+            due = self._first["init_client_state"]
+            _same(hook, "what init_client_state returns, or it is lost", result, due)
+        elif hook == "server_update":
+            _judge_server_update(result, given, self._first["init_server_state"])
+        elif hook == "metrics":
+            names = self._first.setdefault(hook, dict.fromkeys(result))
+            if set(result) != names.keys():
+                raise ContractError(
+                    "metrics must have the same names in every round, they are columns of a table"
+                )
+        else:
+            _judge_client_hook(hook, result, given)
+            _judge_server_hook(hook, result, given)
+
+
+def _judge_client_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None:
+    """Check the result of a hook that concerns the training of one client."""
+    if hook == "objective":
+        _judge_objective(result)
     elif hook == "correct_gradients":
         _same(hook, "gradients", result, _leaves(given["grads"]))
     elif hook == "on_receive":
@@ -100,70 +123,65 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _judge_names(hook, result, given["layout"])
     elif hook == "linear_correction":
         _judge_correction(result, _leaves(given["view"].params))
-    elif hook == "client_state":
-        _same(
-            hook,
-            "what init_client_state returns, or it is lost",
-            result,
-            expected["init_client_state"],
-        )
     elif hook == "payload":
-        for name, value in _leaves(result).items():
-            if not value.is_floating_point():
-                raise ContractError(
-                    f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean"
-                )
-    elif hook == "server_update":
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError(
-                "server_update must return a pair: new weights and new server state"
-            )
-        _require_tree(hook, result[1])
-        _same(hook, "the weights it was given", result[0], _leaves(given["weights"]))
-        _same(
-            hook,
-            "what init_server_state returns, or it is lost on resume",
-            result[1],
-            expected["init_server_state"],
-        )
-    elif hook == "metrics":
-        if set(result) != expected.setdefault("metrics", dict.fromkeys(result)).keys():
-            raise ContractError(
-                "metrics must have the same names in every round, they are columns of a table"
-            )
-    elif hook == "weight":
-        clients = len(given["report"].clients)
-        if (
-            not isinstance(result, np.ndarray)
-            or result.shape != (clients,)
-            or not np.all(np.isfinite(result) & (result >= 0))
-        ):
-            raise ContractError(
-                f"weight must return an array of {clients} finite weights, none below 0, one a client"
-            )
-    else:
-        _judge_part(hook, result, given)
+        _judge_payload(result)
 
 
-def _judge_part(hook: str, result: Any, given: Mapping[str, Any]) -> None:
-    """Check the result of a hook of an object that the method has."""
-    if hook == "select":
+def _judge_server_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None:
+    """Check the result of a hook that concerns all clients: their choice, their work and their updates."""
+    if hook == "weight":
+        _judge_weight(result, len(given["report"].clients))
+    elif hook == "select":
         _require_positions("select", result, len(given["pool"].sizes))
     elif hook == "probe_rows":
         _require_counts("probe_rows", result, len(given["chosen"]), "of the chosen")
     elif hook == "configure_training":
         _judge_config(result, given)
     elif hook == "schedule_samples":
-        if (
-            not len(result.rows)
-            == len(result.clients)
-            == (result.ends[-1] if len(result.ends) else 0)
-        ):
-            raise ContractError(
-                "schedule_samples must name the client of each row, and its steps must end with the last row"
-            )
+        _judge_schedule(result)
     elif hook == "combine":
         _judge_combine(result, given)
+
+
+def _judge_objective(result: Any) -> None:
+    if not isinstance(result, Tensor) or result.dim():
+        raise ContractError("objective must return one number as a tensor without axes")
+
+
+def _judge_payload(result: Any) -> None:
+    for name, value in _leaves(result).items():
+        if not value.is_floating_point():
+            raise ContractError(
+                f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean"
+            )
+
+
+def _judge_server_update(result: Any, given: Mapping[str, Any], server_state: Leaves) -> None:
+    hook = "server_update"
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError("server_update must return a pair: new weights and new server state")
+    weights, state = result
+    _require_tree(hook, state)
+    _same(hook, "the weights it was given", weights, _leaves(given["weights"]))
+    _same(hook, "what init_server_state returns, or it is lost on resume", state, server_state)
+
+
+def _judge_weight(result: Any, clients: int) -> None:
+    one_each = isinstance(result, np.ndarray) and result.shape == (clients,)
+    if not one_each or not np.all(np.isfinite(result) & (result >= 0)):
+        raise ContractError(
+            f"weight must return an array of {clients} finite weights, none below 0, one a client"
+        )
+
+
+def _judge_schedule(result: Any) -> None:
+    last = 0
+    if len(result.ends):
+        last = result.ends[-1]
+    if not len(result.rows) == len(result.clients) == last:
+        raise ContractError(
+            "schedule_samples must name the client of each row, and its steps must end with the last row"
+        )
 
 
 def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
@@ -172,12 +190,8 @@ def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
             "combine must return a pair: one payload and the share of every client in it"
         )
     payload, shares = result
-    _same(
-        "combine",
-        "one client's payload",
-        payload,
-        {n: value[0] for n, value in _leaves(given["payloads"]).items()},
-    )
+    first = {name: value[0] for name, value in _leaves(given["payloads"]).items()}
+    _same("combine", "one client's payload", payload, first)
     weights = given["weights"]
     if not isinstance(shares, Tensor) or shares.shape != weights.shape or bool((shares < 0).any()):
         raise ContractError(
@@ -195,11 +209,8 @@ def _judge_config(result: Any, given: Mapping[str, Any]) -> None:
     _require_positions(hook, result.clients, len(given["pool"].sizes))
     if not np.isin(result.clients, given["chosen"]).all():
         raise ContractError(f"{hook} must take its clients from the chosen")
-    for name, values in {
-        "batch_size": result.batch_size,
-        "epochs": result.epochs,
-        **result.numbers,
-    }.items():
+    columns = {"batch_size": result.batch_size, "epochs": result.epochs, **result.numbers}
+    for name, values in columns.items():
         if not isinstance(values, np.ndarray) or values.shape != result.clients.shape:
             raise ContractError(
                 f"{hook}: {name} must be an array with one entry a client, {count} of them"
@@ -238,7 +249,10 @@ def _judge_correction(result: Any, params: Leaves) -> None:
         for name, value in tensors.items():
             if name not in params:
                 raise ContractError(f"{hook}: {part} has {name!r}, which is no weight")
-            if value.shape != (() if part == "scale" else params[name].shape):
+            due: tuple[int, ...] = ()
+            if part == "offset":
+                due = params[name].shape
+            if value.shape != due:
                 raise ContractError(
                     f"{hook}: {part} of {name!r} is {tuple(value.shape)}: a scale is a number, an offset a weight"
                 )
@@ -255,28 +269,35 @@ def _require_positions(hook: str, found: Any, population: int) -> None:
 
 
 def _require_tree(hook: str, value: Any) -> None:
-    groups = value.values() if isinstance(value, dict) else [None]
-    if not all(
-        isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values())
-        for group in groups
-    ):
+    if not isinstance(value, dict) or not all(map(_is_group, value.values())):
         raise ContractError(
             f"{hook} must return named groups of named tensors, such as {{'momentum': {{'w': tensor}}}}"
         )
 
 
+def _is_group(group: Any) -> bool:
+    """Return whether this is a dictionary of tensors."""
+    return isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values())
+
+
 def _same(hook: str, like: str, found: Any, due: Leaves) -> None:
     seen = _leaves(found)
     for name in sorted(seen.keys() ^ due.keys()):
-        raise ContractError(
-            f"{hook} must have the names of {like}: {name!r} is {'new' if name in seen else 'missing'}"
-        )
+        change = "missing"
+        if name in seen:
+            change = "new"
+        raise ContractError(f"{hook} must have the names of {like}: {name!r} is {change}")
     for name, value in seen.items():
-        if (value.shape, value.dtype) != (due[name].shape, due[name].dtype):
-            have, want = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (value, due[name]))
+        have = _shape_and_dtype(value)
+        want = _shape_and_dtype(due[name])
+        if have != want:
             raise ContractError(
                 f"{hook} must have the shapes and dtypes of {like}: {name!r} is {have}, not {want}"
             )
+
+
+def _shape_and_dtype(tensor: Any) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def hooks_are_pure(lab: Lab) -> Passed:
@@ -329,17 +350,19 @@ def hooks_are_functions(lab: Lab) -> Passed:
 
     scenes = lab.scenes(PLAIN, MERGED, LOCAL)
     for scene in scenes:
+        rounds = 2
         if scene is scenes[0]:
             rounds = LATE
-        else:
-            rounds = 2
         lab.run(rounds, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"the same bits from a fresh object in {calls} hook calls, over {LATE} rounds")
 
 
 def _fresh_hook(lab: Lab, hook: str, args: tuple[Any, ...]) -> Callable[..., Any]:
     """Return the hook of a new, equal method."""
-    return hook_of(lab.fresh(), hook, args[1].round if hook == "schedule_samples" else 0)
+    round = 0
+    if hook == "schedule_samples":
+        round = args[1].round
+    return hook_of(lab.fresh(), hook, round)
 
 
 def _alike(left: Any, right: Any) -> bool:
@@ -352,22 +375,27 @@ def _alike(left: Any, right: Any) -> bool:
         return _equal(left, right)
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(_alike, left, right))
-    if isinstance(left, Mapping):
-        return left.keys() == right.keys() and all(
-            _alike(value, right[name]) for name, value in left.items()
-        )
     if is_dataclass(left):
-        return all(
-            _alike(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
-        )
-    return bool(left == right)
+        return _alike(_fields(left), _fields(right))
+    if not isinstance(left, Mapping):
+        return bool(left == right)
+    if left.keys() != right.keys():
+        return False
+    return all(_alike(value, right[name]) for name, value in left.items())
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def random_states() -> dict[str, Any]:
     """Return the states of the global generators."""
     numpy_state = []
     for part in np.random.get_state():
-        numpy_state.append(part.tobytes() if isinstance(part, np.ndarray) else part)
+        if isinstance(part, np.ndarray):
+            part = part.tobytes()
+        numpy_state.append(part)
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": numpy_state,
@@ -379,17 +407,16 @@ def _leaves(value: Any) -> Leaves:
     """Return the tensors and arrays inside dictionaries and dataclasses, each by its path."""
     if isinstance(value, (Tensor, np.ndarray)):
         return {"": value}
-    if isinstance(value, Mapping):
-        inside: Mapping[str, Any] = value
-    else:
-        inside = {}
+    inside: Mapping[str, Any] = {}
     if is_dataclass(value):
-        inside = {field.name: getattr(value, field.name) for field in fields(value)}
-    result: Leaves = {}
+        inside = _fields(value)
+    elif isinstance(value, Mapping):
+        inside = value
+    leaves: Leaves = {}
     for key, inner in inside.items():
         for path, leaf in _leaves(inner).items():
-            result[f"{key}.{path}".rstrip(".")] = leaf
-    return result
+            leaves[f"{key}.{path}".rstrip(".")] = leaf
+    return leaves
 
 
 def _copy(value: Any) -> Any:

@@ -55,8 +55,12 @@ def _weights_alone(lab: Lab) -> int:
 
     (scene, *_) = lab.scenes(PLAIN, MERGED, LOCAL)
     lab.run(1, scene, Loop(), None, watched(lab.fresh(), around))
-    reports = [report for report, _ in recorded]
-    alone = np.concatenate([weights for _, weights in recorded])
+    reports = []
+    weights = []
+    for report, weight in recorded:
+        reports.append(report)
+        weights.append(weight)
+    alone = np.concatenate(weights)
     joined: dict[str, Any] = {}
     for one in fields(Report):
         if one.name not in ("numbers", "weights"):
@@ -84,13 +88,12 @@ def _statistics_add_up(method: Algorithm) -> None:
     draw = Stream(0, "conformance tally").generator()
     features = torch.from_numpy(draw.normal(size=(9, 4)))
     labels = torch.from_numpy(draw.integers(0, CLASSES, 9))
-    whole, *parts = (
-        statistics(features[at], labels[at], CLASSES)
-        for at in (slice(None), slice(0, 3), slice(3, 9))
-    )
+    whole = statistics(features, labels, CLASSES)
+    first = statistics(features[:3], labels[:3], CLASSES)
+    second = statistics(features[3:], labels[3:], CLASSES)
     for group, tensors in whole.items():
         for name, value in tensors.items():
-            added = torch.stack([part[group][name] for part in parts]).sum(0)
+            added = torch.stack([first[group][name], second[group][name]]).sum(0)
             if not torch.allclose(added, value, rtol=1e-9, atol=1e-9):
                 raise ContractError(
                     f"class_statistics: {group}.{name} of nine rows is not the sum of that of three and of six: "

@@ -77,9 +77,9 @@ def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
     usual = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     names = tuple(map(str, range(CLASSES)))
     data = Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
-    return Federation(
-        data, Partition.from_lists(usual if rows_by_client is None else rows_by_client)
-    )
+    if rows_by_client is None:
+        rows_by_client = usual
+    return Federation(data, Partition.from_lists(rows_by_client))
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,14 @@ class Trained:
 
     def model(self) -> Tensors:
         """Return the global weights, buffers and server state."""
-        others = (
-            ("store/", "participation/", "topology/")
-            if not isinstance(self.server.rounds, ScheduledRounds)
-            else ("store/", "participation/")
-        )
-        return {
-            name: value
-            for name, value in self.server.checkpoint().items()
-            if not name.startswith(others)
-        }
+        others: tuple[str, ...] = ("store/", "participation/")
+        if not isinstance(self.server.rounds, ScheduledRounds):
+            others += ("topology/",)
+        found: Tensors = {}
+        for name, value in self.server.checkpoint().items():
+            if not name.startswith(others):
+                found[name] = value
+        return found
 
     def client_states(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """Return what clients keep; ``numbers`` maps the clients to include to the numbers to name them by."""
@@ -122,21 +120,20 @@ class Trained:
                     rows.append(row)
         found: Tensors = {}
         for row in rows:
+            who = f"round {row['round']} client {numbers[row['client']]}"
             for name, value in row.items():
                 if value is not None and name != "client":
-                    found[f"round {row['round']} client {numbers[row['client']]} {name}"] = (
-                        torch.tensor(value)
-                    )
+                    found[f"{who} {name}"] = torch.tensor(value)
         return found
 
     def rounds(self) -> Tensors:
         """Return the rows of rounds in the tables."""
-        rows = [result.round for result in self.results]
         found: Tensors = {}
-        for r in rows:
-            for name, v in r.items():
-                if v is not None:
-                    found[f"round {r['round']} {name}"] = torch.tensor(v)
+        for result in self.results:
+            row = result.round
+            for name, value in row.items():
+                if value is not None:
+                    found[f"round {row['round']} {name}"] = torch.tensor(value)
         return found
 
     def everything(self) -> Tensors:
@@ -169,17 +166,17 @@ class Lab:
         **settings: Any,
     ) -> Server:
         """Return a server before its first round; it never evaluates."""
-        usual = {
+        usual: dict[str, Any] = {
             "rounds": ROUNDS,
             "eval_every": ROUNDS,
             "per_round": 5,
             "epochs": 2,
             "batch_size": 4,
             "threads": 1,
+            "dtype": "float64",
+            "device": self.device,
         }
-        chosen = Settings(
-            **{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings}
-        )
+        chosen = Settings(**{**usual, **scene.settings, **settings})
         model = build(scene.model, (FEATURES,), CLASSES, seed=0)
         return Server(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
 
@@ -241,10 +238,9 @@ class Difference:
         name, worst = max(gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
         self.worst = max(self.worst, worst)
         if worst > allowed:
+            limit = "the bits must be the same"
             if allowed:
                 limit = f"allowed is {allowed:g}"
-            else:
-                limit = "the bits must be the same"
             raise ContractError(f"{what}: {name} differs by {worst:.1e}, {limit}")
 
 
@@ -274,7 +270,8 @@ class _Watched:
     """A method, or an object that it has, with every hook wrapped."""
 
     def __init__(self, inside: Any, around: Around) -> None:
-        self._inside, self._around = inside, around
+        self._inside = inside
+        self._around = around
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inside, name)
@@ -290,9 +287,8 @@ class _Watched:
         topology: Topology = self._inside.topology(round)
         if not isinstance(topology, Scheduled):
             return topology
-        return replace(
-            topology, schedule_samples=self._call("schedule_samples", topology.schedule_samples)
-        )
+        schedule = self._call("schedule_samples", topology.schedule_samples)
+        return replace(topology, schedule_samples=schedule)
 
     def _call(self, name: str, value: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from fedskew.algorithms.contract import Algorithm, algorithms, resolve
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import Option, options_of
+from fedskew.core.registry import Bounds, Option, options_of
 from fedskew.testing.check_report import ContractError, Passed
 from fedskew.testing.lab import Lab
 
@@ -40,35 +40,42 @@ def options_are_guarded(lab: Lab) -> Passed:
     ]
     if problems:
         raise ContractError("; ".join(problems))
-    registered = algorithms.name_of(type(algorithm)) is not None
-    if registered:
-        spelled = f"{algorithm} reads back"
-    else:
+    spelled = f"{algorithm} reads back"
+    if algorithms.name_of(type(algorithm)) is None:
         spelled = "not registered, so no spelling to read back"
-    return Passed(
-        f"{options} option{'' if options == 1 else 's'}, {refused} bad values refused; frozen, documented; "
-        f"{spelled}"
-    )
+    count = f"{options} options"
+    if options == 1:
+        count = "1 option"
+    return Passed(f"{count}, {refused} bad values refused; frozen, documented; {spelled}")
 
 
 def bad_values(option: Option) -> list[Any]:
     """Return values that the option must reject: of another type, not finite, or just beyond its bounds."""
     kinds = list(_kinds(option.type))
-    values: list[Any] = [object()]
     numeric = {int, float} & set(kinds)
-    if numeric and str not in kinds:
-        values += [math.nan, math.inf, -math.inf, "many", *([] if bool in kinds else [True])]
-    if numeric == {int}:
-        values.append(1.5)
-    if bool in kinds and str not in kinds:
-        values.append("perhaps")
-    if any(get_origin(kind) is Literal for kind in kinds) and str not in kinds:
-        values.append("neither of them")
+    values = [object(), *_of_another_type(kinds, numeric)]
     if option.bounds is not None and numeric:
-        values += _past_the_ends(option, whole=numeric == {int})
+        values += _past_the_ends(option.bounds, whole=numeric == {int})
     if get_origin(option.type) is tuple:
         return [(value,) for value in values]
     return values
+
+
+def _of_another_type(kinds: list[Any], numeric: set[type]) -> Iterator[Any]:
+    """Yield values that are of none of these types, of which ``numeric`` are numbers."""
+    text = str in kinds
+    if numeric and not text:
+        yield from (math.nan, math.inf, -math.inf, "many")
+        if bool not in kinds:
+            yield True
+    if numeric == {int}:
+        yield 1.5
+    if text:
+        return
+    if bool in kinds:
+        yield "perhaps"
+    if any(get_origin(kind) is Literal for kind in kinds):
+        yield "neither of them"
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
@@ -80,24 +87,30 @@ def _kinds(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-def _past_the_ends(option: Option, whole: bool) -> Iterator[float]:
-    bounds = option.bounds
-    assert bounds is not None
-    for end, open_end, away in (
+def _past_the_ends(bounds: Bounds, whole: bool) -> Iterator[float]:
+    """Yield the nearest numbers beyond the bounds; a bound that does not belong to them is one itself."""
+    ends = (
         (bounds.low, bounds.above, -math.inf),
         (bounds.high, bounds.below, math.inf),
-    ):
+    )
+    for end, open_end, away in ends:
         if math.isinf(end):
             continue
         if whole:
-            yield int(end) if open_end else int(end) + int(math.copysign(1, away))
+            end = int(end)
+            past: float = end + int(math.copysign(1, away))
         else:
-            yield end if open_end else math.nextafter(end, away)
+            past = math.nextafter(end, away)
+        if open_end:
+            past = end
+        yield past
 
 
 def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str | None:
     """Return what is wrong about how the algorithm handles a bad value; None if it rejects it as it should."""
-    shown = f"{name}={'an object' if type(value) is object else value!r}"
+    shown = f"{name}={value!r}"
+    if type(value) is object:
+        shown = f"{name}=an object"
     try:
         type(algorithm)(**{**algorithm.options(), name: value})
     except FedskewError as refusal:
@@ -106,10 +119,9 @@ def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str
         return f"{shown} is refused without naming {name}: {refusal}"
     except Exception as other:  # any other exception than the one for users
         return f"{shown} raises {type(other).__name__}, not FedskewError"
+    limit = f"it must be {option.type_name()}, Annotated with Bounds"
     if option.bounds:
         limit = f"it must be {option.bounds}"
-    else:
-        limit = f"it must be {option.type_name()}, Annotated with Bounds"
     return f"{shown} is accepted, {limit}; a __post_init__ must call super().__post_init__()"
 
 

@@ -9,10 +9,11 @@ from safetensors.torch import save as tensors_to_bytes
 
 from fedskew.algorithms.channel import Channel
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tree
+from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
 from fedskew.server.scorer import RoundResult
+from fedskew.server.server import Server
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.lab import (
     ADAM,
@@ -43,10 +44,7 @@ def checkpoint_resumes(lab: Lab) -> Passed:
             for done in range(1, LATE + 1):
                 whole.results.append(whole.server.advance())
                 if done in STOPS:
-                    flat = {}
-                    for name, value in whole.server.checkpoint().items():
-                        flat[name] = value.detach().contiguous().cpu()
-                    stored[done] = tensors_to_bytes(flat)
+                    stored[done] = _stored(whole.server)
             for done, content in stored.items():
                 size = max(size, len(content))
                 resumed = lab.server(scene, engine)
@@ -61,6 +59,14 @@ def checkpoint_resumes(lab: Lab) -> Passed:
         "bytes of safetensors",
         0.0,
     )
+
+
+def _stored(server: Server) -> bytes:
+    """Return the checkpoint of a server as bytes."""
+    flat = {}
+    for name, value in server.checkpoint().items():
+        flat[name] = value.detach().contiguous().cpu()
+    return tensors_to_bytes(flat)
 
 
 def bytes_are_counted(lab: Lab) -> Passed:
@@ -80,43 +86,47 @@ def bytes_are_counted(lab: Lab) -> Passed:
     for scene in lab.scenes(MERGED, LOCAL):
         up, down = _bytes_per_client(lab, scene)
         for engine in lab.engines:
-            recorded: list[tuple[int, int]] = []
-            trained = lab.run(
-                2, scene, engine, None, watched(lab.fresh(), _recorder(recorded, down))
-            )
-            for result, (all_down, extra_up) in zip(trained.results, recorded, strict=True):
-                clients = sum(client["steps"] > 0 for client in result.clients)
-                between = _statistics_bytes(trained, result)
-                losses = 8 * clients * len({"loss_before", "loss_after"} & lab.fresh().requires)
-                # What pending clients received is counted when their updates arrive
-                if lab.buffer_size():
-                    all_down = down * clients
-                counted = {
-                    "bytes_up": up * clients + losses + extra_up + between,
-                    "bytes_down": all_down + between,
-                }
-                for name, value in counted.items():
-                    if result.round[name] != value:
-                        raise ContractError(
-                            f"{type(engine).__name__} with {scene.name}: {name} of round {result.round['round']} is "
-                            f"{result.round[name]}, but {clients} clients make {value}"
-                        )
+            _check_bytes(lab, scene, engine, up, down)
         details.append(f"{up} up and {down} down with {scene.name}")
     return Passed(f"bytes a client and round: {', '.join(details)}")
 
 
+def _check_bytes(lab: Lab, scene: Scene, engine: Engine, up: int, down: int) -> None:
+    """Check the traffic of two rounds, from the bytes that one client sends up and receives with its model."""
+    recorded: list[tuple[int, int]] = []
+    watching = watched(lab.fresh(), _recorder(recorded, down))
+    trained = lab.run(2, scene, engine, None, watching)
+    losses = 8 * len({"loss_before", "loss_after"} & lab.fresh().requires)
+    for result, (all_down, extra_up) in zip(trained.results, recorded, strict=True):
+        clients = sum(client["steps"] > 0 for client in result.clients)
+        between = _statistics_bytes(trained, result)
+        # What pending clients received is counted when their updates arrive
+        if lab.buffer_size():
+            all_down = down * clients
+        counted = {
+            "bytes_up": (up + losses) * clients + extra_up + between,
+            "bytes_down": all_down + between,
+        }
+        for name, value in counted.items():
+            if result.round[name] != value:
+                raise ContractError(
+                    f"{type(engine).__name__} with {scene.name}: {name} of round {result.round['round']} is "
+                    f"{result.round[name]}, but {clients} clients make {value}"
+                )
+
+
 def _statistics_bytes(trained: Trained, result: RoundResult) -> int:
     """Return the bytes for common BatchNorm statistics: mean, variance and both gradients, 8 bytes per channel."""
-    channels = sum(
-        value.numel()
-        for name, value in trained.server.state.buffers.items()
-        if name.endswith("running_mean")
-    )
-    steps = []
+    channels = 0
+    for name, value in trained.server.state.buffers.items():
+        if name.endswith("running_mean"):
+            channels += value.numel()
+    policy = trained.server.algorithm.batchnorm
+    shared = 0
     for client in result.clients:
         for step in range(client["steps"]):
-            steps.append(step)
-    return 4 * 8 * channels * sum(map(trained.server.algorithm.batchnorm.shares_statistics, steps))
+            shared += policy.shares_statistics(step)
+    return 4 * 8 * channels * shared
 
 
 def _recorder(recorded: list[tuple[int, int]], model: int) -> Around:
@@ -134,9 +144,10 @@ def _recorder(recorded: list[tuple[int, int]], model: int) -> Around:
             chosen = args[1]
             probed = args[2]
             trains = result.clients
-            down += model * len(chosen if probed else trains) + 8 * len(result.numbers) * len(
-                trains
-            )
+            receive = trains
+            if probed:
+                receive = chosen
+            down += model * len(receive) + 8 * len(result.numbers) * len(trains)
             up += 8 * len(probed) * len(chosen)
         elif hook == "server_update":
             recorded.append((down, up))
@@ -160,18 +171,17 @@ def _bytes_per_client(lab: Lab, scene: Scene) -> tuple[int, int]:
     server = lab.run(1, scene, Loop(), None, watched(lab.fresh(), around)).server
     unsent = server.job.unsent
     up = _bytes_of(trees["payload"], unsent) + _bytes_of({"buffers": server.state.buffers}, unsent)
-    return up, _bytes_of({"model": server.state.model()}, server.job.local_names) + _bytes_of(
-        trees["broadcast"], frozenset()
-    )
+    model = _bytes_of({"model": server.state.model()}, server.job.local_names)
+    return up, model + _bytes_of(trees["broadcast"], frozenset())
 
 
 def _bytes_of(tree: Tree, without: frozenset[str]) -> int:
-    values = []
+    total = 0
     for part in tree.values():
         for name, value in part.items():
             if name not in without:
-                values.append(value)
-    return sum(len(value.detach().cpu().numpy().tobytes()) for value in values)
+                total += len(value.detach().cpu().numpy().tobytes())
+    return total
 
 
 def nan_client_is_left_out(lab: Lab) -> Passed:
@@ -197,20 +207,18 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
                 raise ContractError(
                     f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?"
                 )
-            others = {}
-            for client in range(with_nan.server.fed.clients):
-                if client != POISONED:
-                    others[client] = client
-            left, right = (
-                {**trained.model(), **trained.client_states()} for trained in (with_nan, absent)
-            )
-            seen.compare(
-                {**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what
-            )
+            seen.compare(_without_poisoned(with_nan), _without_poisoned(absent), 1e-12, what)
     return Passed(
         "weights, client states and tables after 2 rounds with a client of NaN rows and without that client",
         seen.worst,
     )
+
+
+def _without_poisoned(trained: Trained) -> Tensors:
+    """Return weights, client states, and the tables of all clients but the poisoned one."""
+    others = {client: client for client in range(trained.server.fed.clients)}
+    del others[POISONED]
+    return {**trained.model(), **trained.client_states(), **trained.tables(others)}
 
 
 def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
