@@ -1,7 +1,7 @@
 """Several runs side by side: what they do not share, and their curves as means over seeds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice
+from fedskew.core.streams import Ints
 from fedskew.core.units import SIZES, TIMES, unit_for
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
@@ -29,6 +30,7 @@ _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run
 }  # fmt: skip
 # Not the method's
 _CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}
+_TITLED = 4  # methods or data sets in a title
 _SAID = 6  # methods in the sentence about a chart
 _PARTS = {
     "test": "test",
@@ -117,9 +119,7 @@ class Compared:
         """Return which methods are compared, and on what data."""
         methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
         data = list(dict.fromkeys(name_of(run.summary["data"]) for run in self.runs))
-        return " on ".join(
-            ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data)
-        )
+        return f"{_some_of(methods)} on {_some_of(data)}"
 
     @cached_property
     def labels(self) -> dict[str, list[RunData]]:
@@ -168,36 +168,24 @@ class Compared:
         return result
 
     def _curves(self, runs: Sequence[RunData], most: int) -> Columns:
+        """Return the means of runs that differ in their seeds, in at most so many rounds at even steps."""
         count = min(len(run.rounds["round"]) for run in runs)
         at = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
         size, time = self._units
         sent = []
+        clock = []
         for run in runs:
             sent.append(np.cumsum(np.add(run.rounds["bytes_down"], run.rounds["bytes_up"]))[at])
-        clock = [np.array(run.rounds["clock"])[at] for run in runs]
-        result: Columns = {
+            clock.append(np.array(run.rounds["clock"])[at])
+        curves: Columns = {
             "round": [runs[0].rounds["round"][i] for i in at],
             "sent": (np.mean(sent, 0) / SIZES[size]).tolist(),
             "clock": (np.mean(clock, 0) / TIMES[time]).tolist(),
         }
         for name in self.columns():
-            if not all(name in run.rounds for run in runs):
-                continue
-            rows = []
-            for i in at:
-                rows.append([run.rounds[name][i] for run in runs])
-            known = []
-            for row in rows:
-                known.append(mean_and_std(row) if None not in row else (None, None))
-            result[name] = [mean for mean, _ in known]
-            if len(runs) > 1:
-                result[f"{name} low"] = [
-                    None if m is None or s is None else m - s for m, s in known
-                ]
-                result[f"{name} high"] = [
-                    None if m is None or s is None else m + s for m, s in known
-                ]
-        return result
+            if all(name in run.rounds for run in runs):
+                curves |= _over_seeds(name, [run.rounds[name] for run in runs], at)
+        return curves
 
     def columns(self) -> dict[str, str]:
         """Return the curves that at least one run has: the metric that decides on test rows first."""
@@ -205,34 +193,27 @@ class Compared:
         for metric in dict.fromkeys([*(run.metric for run in self.runs), "loss"]):
             for part, title in _PARTS.items():
                 name = f"{part}_{metric}"
-                if any(
-                    any(value is not None for value in run.rounds.get(name, []))
-                    for run in self.runs
-                ):
+                if any(run.has_curve(name) for run in self.runs):
                     found[name] = f"{title} {metric}"
         return found
 
     def metric_of(self, column: str) -> str:
         """Return the metric of a column."""
-        return next(
-            column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_")
-        )
+        for part in _PARTS:
+            if column.startswith(f"{part}_"):
+                return column.removeprefix(f"{part}_")
+        raise KeyError(column)
 
     def ends(self, column: str, labels: Mapping[str, str]) -> str:
         """Say where the curves of some labels end, the first ones if there are many."""
-        known = {}
-        for label, name in labels.items():
-            known[name] = [
-                value for value in self.tables[label].get(column, []) if value is not None
-            ]
         ends = []
-        for name, values in known.items():
+        for label, name in labels.items():
+            values = [value for value in self.tables[label].get(column, []) if value is not None]
             if values:
                 ends.append(f"{name} {values[-1]:.4g}")
+        more = ""
         if len(ends) > _SAID:
             more = f"; and {len(ends) - _SAID} more"
-        else:
-            more = ""
         return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
     def warnings(self) -> list[str]:
@@ -274,40 +255,79 @@ class Compared:
         return result
 
 
+def _some_of(names: Sequence[str]) -> str:
+    """Return the first names in one line."""
+    if len(names) > _TITLED:
+        return ", ".join(names[:_TITLED]) + ", …"
+    return ", ".join(names)
+
+
+def _over_seeds(name: str, curves: Sequence[Sequence[float | None]], at: Ints) -> Columns:
+    """Return the mean of a curve over seeds in some rounds and, of several seeds, mean ± standard deviation."""
+    means: list[float | None] = []
+    low: list[float | None] = []
+    high: list[float | None] = []
+    for place in at:
+        known = [curve[place] for curve in curves if curve[place] is not None]
+        mean, std = None, None
+        if len(known) == len(curves):
+            mean, std = mean_and_std(known)
+        means.append(mean)
+        if mean is None or std is None:
+            low.append(None)
+            high.append(None)
+        else:
+            low.append(mean - std)
+            high.append(mean + std)
+    if len(curves) == 1:
+        return {name: means}
+    return {name: means, f"{name} low": low, f"{name} high": high}
+
+
 def compared(folders: Sequence[Path]) -> Compared:
     """Return the runs of these folders; the folder of a comparison stands for all its runs."""
     runs = dict[str, RunData]()
     failed = dict[str, FailedRun]()
     twice = []
-    for folder in folders:
-        if (folder / GROUP).is_file():
-            inside = [folder / member.name for member in read_members(folder)]
+    for place in _places_of_runs(folders):
+        if (place / FAILED).is_file():
+            reason = str(RunFolder(place).read_json(FAILED).get("failed"))
+            broken = FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG)))
+            is_new = failed.setdefault(_identity(broken.setting), broken) is broken
         else:
-            inside = [folder]
-        if folder not in inside and not all(map(Path.exists, inside)):
-            raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
-        for place in inside:
-            if (place / FAILED).is_file():
-                reason = str(RunFolder(place).read_json(FAILED).get("failed"))
-                broken = FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG)))
-                if failed.setdefault(_identity(broken.setting), broken) is not broken:
-                    twice.append(str(place))
-            else:
-                run = RunData(open_run(place))
-                if runs.setdefault(_identity(Setting.of_run(run), run), run) is not run:
-                    twice.append(str(place))
+            run = RunData(open_run(place))
+            is_new = runs.setdefault(_identity(Setting.of_run(run), run), run) is run
+        if not is_new:
+            twice.append(str(place))
     if not runs:
         raise FedskewError("no run has finished: nothing to report")
-    tasks = {
-        str(run.summary.get("task", "classification")).partition(":")[0]: run
-        for run in runs.values()
-    }
+    _refuse_several_tasks(runs.values())
+    return Compared(list(runs.values()), list(failed.values()), twice)
+
+
+def _places_of_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of single runs; a comparison of which some have not begun is an error."""
+    places = []
+    for folder in folders:
+        if not (folder / GROUP).is_file():
+            places.append(folder)
+            continue
+        inside = [folder / member.name for member in read_members(folder)]
+        if not all(place.exists() for place in inside):
+            raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
+        places += inside
+    return places
+
+
+def _refuse_several_tasks(runs: Iterable[RunData]) -> None:
+    tasks = {}
+    for run in runs:
+        tasks[str(run.summary.get("task", "classification")).partition(":")[0]] = run
     if len(tasks) > 1:
-        names = " and ".join(f"{run.disk.path} ({task})" for task, run in tasks.items())
+        names = " and ".join(f"{run.record.folder} ({task})" for task, run in tasks.items())
         raise FedskewError(
             f"{names} have different tasks and no score in common: compare runs of one task"
         )
-    return Compared(list(runs.values()), list(failed.values()), twice)
 
 
 def _identity(setting: Setting, run: RunData | None = None) -> str:
@@ -319,12 +339,7 @@ def _identity(setting: Setting, run: RunData | None = None) -> str:
     for name, value in setting.values.items():
         if name not in _NOT_NAMED - {"seed", "split_seed"}:
             values[name] = value
-    python = run is not None and any(map(from_python, setting.config.values()))
-    return repr(
-        (
-            setting.method,
-            setting.options,
-            sorted(values.items()),
-            run.rounds if run and python else None,
-        )
-    )
+    curves = None
+    if run is not None and any(map(from_python, setting.config.values())):
+        curves = run.rounds
+    return repr((setting.method, setting.options, sorted(values.items()), curves))

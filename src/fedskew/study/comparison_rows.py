@@ -65,51 +65,51 @@ class ComparisonRows:
     @cached_property
     def target(self) -> Target | None:
         """Return the target that is looked for in the curves on test rows."""
-        metric = (self.asked.metric if self.asked else None) or self.metric
-        if self.asked:
-            if not any(_curve(run, metric) for run in self.runs.runs):
-                if not self.given:
-                    return None  # an older version recorded it for runs without a shared model
-                raise FedskewError(
-                    f"target {metric}: no run followed it on test rows: choose another, or add --metrics"
-                )
+        if self.asked is None:
+            return self._usual_target()
+        metric = self.asked.metric or self.metric
+        if any(_curve(run, metric) for run in self.runs.runs):
             return Target(self.asked.value, metric)
+        if not self.given:
+            return None  # an older version recorded it for runs without a shared model
+        raise FedskewError(
+            f"target {metric}: no run followed it on test rows: choose another, or add it to metrics"
+        )
+
+    def _usual_target(self) -> Target | None:
+        """Return a share of the best configuration's mean, where high is good."""
         by_label: dict[str, list[float]] = {}
         for run, setting in zip(self.runs.runs, self.runs.settings, strict=False):
-            last = _last(run, metric)
+            last = _last(run, self.metric)
             if last is not None and math.isfinite(last) and setting.method != BOUND:
                 by_label.setdefault(self.runs.label_of(setting, False), []).append(last)
         best = max(map(fmean, by_label.values()), default=0.0)
         if self.sign > 0 and best > 0:
-            return Target(float(f"{SHARE * best:.4g}"), metric)
+            return Target(float(f"{SHARE * best:.4g}"), self.metric)
         return None
 
     @cached_property
     def configurations(self) -> list[Configuration]:
         """Return the rows of the table, in the order of the runs."""
         found: dict[tuple[str, ...], tuple[Setting, list[Row], list[str]]] = {}
-        ends = [
-            *map(self._numbers, self.runs.runs, self.runs.settings),
-            *(run.reason for run in self.runs.failed),
-        ]
-        for one, end in zip(self.runs.settings, ends, strict=True):
-            key = (
-                self.runs.label_of(one, False),
-                *(str(one.values.get(name)) for name in self.conditions),
+
+        def entry(one: Setting) -> tuple[Setting, list[Row], list[str]]:
+            conditions = [str(one.values.get(name)) for name in self.conditions]
+            return found.setdefault((self.runs.label_of(one, False), *conditions), (one, [], []))
+
+        finished = self.runs.settings[: len(self.runs.runs)]
+        for run, one in zip(self.runs.runs, finished, strict=True):
+            entry(one)[1].append(self._numbers(run, one))
+        for broken in self.runs.failed:
+            entry(broken.setting)[2].append(broken.reason)
+        configurations = []
+        for (label, *_), (one, rows, failed) in found.items():
+            options = {name: one.options.get(name, one.values.get(name)) for name in self.options}
+            conditions = {name: one.values.get(name) for name in self.conditions}
+            configurations.append(
+                Configuration(label, one.method, options, conditions, rows, failed)
             )
-            _, rows, failed = found.setdefault(key, (one, [], []))
-            (failed if isinstance(end, str) else rows).append(end)  # type: ignore[arg-type]
-        return [
-            Configuration(
-                key[0],
-                one.method,
-                {name: one.options.get(name, one.values.get(name)) for name in self.options},
-                {name: one.values.get(name) for name in self.conditions},
-                rows,
-                failed,
-            )
-            for key, (one, rows, failed) in found.items()
-        ]
+        return configurations
 
     @cached_property
     def options(self) -> list[str]:
@@ -126,37 +126,30 @@ class ComparisonRows:
         """Return the summary of a run with what the table has beside it."""
         summary, metric = run.summary, self.metric
         row = {**summary, "bytes": summary["bytes_down"] + summary["bytes_up"]}
-        row["block"] = (
-            summary["seed"],
-            setting.values.get("split_seed"),
-            *(str(setting.values.get(name)) for name in self.conditions),
-        )
+        conditions = [str(setting.values.get(name)) for name in self.conditions]
+        row["block"] = (summary["seed"], setting.values.get("split_seed"), *conditions)
         kind = ""
         # Then the model that is used has another head than in the rounds
         if f"calibrated_test_{metric}" in summary:
             kind = "calibrated_"
             row[f"test_{metric}_best"] = summary.get(f"calibrated_test_{metric}_best")
         row[f"test_{metric}_last"] = _last(run, metric)
-        followed, scores = (
-            run.rounds.get(f"{kind}{part}_{metric}", []) for part in ("validation", "test")
-        )
-        chosen = []
-        for v, t in zip(followed, scores, strict=False):
-            if None not in (v, t):
-                chosen.append((self.sign * v, t))
-        if chosen:
-            row[f"test_{metric}_at_best_validation"] = max(chosen, key=lambda pair: pair[0])[1]
-        else:
-            row[f"test_{metric}_at_best_validation"] = None
+        row[f"test_{metric}_at_best_validation"] = self._at_best_validation(run, kind)
         if self.target:
-            row |= dict(
-                zip(
-                    ("rounds_to_target", "bytes_to_target"),
-                    self._reached(run, self.target),
-                    strict=True,
-                )
-            )
+            row["rounds_to_target"], row["bytes_to_target"] = self._reached(run, self.target)
         return row
+
+    def _at_best_validation(self, run: RunData, kind: str) -> float | None:
+        """Return the score on test rows in the first round that is best on validation rows."""
+        validation = run.rounds.get(f"{kind}validation_{self.metric}", [])
+        test = run.rounds.get(f"{kind}test_{self.metric}", [])
+        best, found = -math.inf, None
+        for followed, score in zip(validation, test, strict=False):
+            if followed is None or score is None:
+                continue
+            if found is None or self.sign * followed > best:
+                best, found = self.sign * followed, score
+        return found
 
     def _reached(self, run: RunData, target: Target) -> tuple[int | None, int | None]:
         """Return the first round in which a run reached the target, and the bytes that had been sent by then."""

@@ -74,17 +74,14 @@ class Comparison:
     @cached_property
     def columns(self) -> dict[str, tuple[str, str, float]]:
         """Return the numbers that at least one run has: title, meaning, and factor in tables for readers."""
-        named = {
-            key.format(metric=self.rows.metric): (
-                title.format(metric=self.rows.metric),
-                meaning.format(rows=self.rows.client_rows),
-                factor,
-            )
-            for key, (title, meaning, factor) in _COLUMNS.items()
-        }
-        looked_for = ("rounds_to_target", "bytes_to_target") if self.rows.target else ()
-        known = {key for key in named if any(one.values(key) for one in self.rows.configurations)}
-        return {key: look for key, look in named.items() if key in known or key in looked_for}
+        found = {}
+        for written, (title, meaning, factor) in _COLUMNS.items():
+            key = written.format(metric=self.rows.metric)
+            is_sought = key.endswith("_to_target") and self.rows.target is not None
+            if is_sought or any(one.values(key) for one in self.rows.configurations):
+                titled = title.format(metric=self.rows.metric)
+                found[key] = (titled, meaning.format(rows=self.rows.client_rows), factor)
+        return found
 
     def frame(self) -> "pd.DataFrame":
         """Return one row a configuration; options, conditions, means and standard deviations are columns.
@@ -161,32 +158,33 @@ class Comparison:
 
     def lines(self) -> list[list[str]]:
         """Return the rows for readers: mean ± standard deviation; who is ahead has a star."""
-        result = []
-        for one in self.rows.configurations:
-            if one.label == self.judgement.verdict.winner:
-                star = " ★"
-            else:
-                star = ""
-            cells = []
-            for key, (_, _, factor) in self.columns.items():
-                cells.append(_cell(one, key, factor))
-            seeds = str(len(one.rows)) + (f" ({len(one.failed)} failed)" if one.failed else "")
-            p = self.judgement.verdict.p_values.get(one.label)
-            named = []
-            for value in (*one.options.values(), *one.conditions.values()):
-                named.append(_spelled(value))
-            if one.label == self.judgement.verdict.best:
-                ending = "best"
-            elif p is None:
-                ending = ""
-            else:
-                ending = said_p(p)
-            if one in self.judgement.competing:
-                ending = ending
-            else:
-                ending = "bound"
-            result.append([one.method + star, *named, seeds, *cells, ending])
-        return result
+        return [self._line(one) for one in self.rows.configurations]
+
+    def _line(self, one: Configuration) -> list[str]:
+        method = one.method
+        if one.label == self.judgement.verdict.winner:
+            method += " ★"
+        seeds = str(len(one.rows))
+        if one.failed:
+            seeds += f" ({len(one.failed)} failed)"
+        line = [method]
+        for value in (*one.options.values(), *one.conditions.values()):
+            line.append(_spelled(value))
+        line.append(seeds)
+        for key, (_, _, factor) in self.columns.items():
+            line.append(_cell(one, key, factor))
+        return [*line, self._p_of(one)]
+
+    def _p_of(self, one: Configuration) -> str:
+        """Return the p-value of the difference to the best method, or why there is none."""
+        if one not in self.judgement.competing:
+            return "bound"
+        if one.label == self.judgement.verdict.best:
+            return "best"
+        p = self.judgement.verdict.p_values.get(one.label)
+        if p is None:
+            return ""
+        return said_p(p)
 
     def notes(self) -> list[str]:
         """Return what a reader needs to know of the table: first by what methods are compared."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.plugins import Imported, import_again, imported
@@ -39,47 +39,69 @@ def in_processes(
     What a task tells is given to ``told`` in this process. An error ends all, and so does a signal; runs end their
     round first and make a checkpoint. ``work`` is a function of a module, so that a new process finds it.
     """
-    context = multiprocessing.get_context("spawn")
-    count = min(jobs, len(tasks))
-    waiting = list(range(len(tasks)))[::-1]
-    results = dict[int, Result]()
-    processes: dict[Connection, BaseProcess] = {}
-    doing: dict[Connection, int] = {}
+    pool = _Pool(work, tasks)
     try:
         with stopping() as came:
-            for _ in range(count):
-                mine, theirs = context.Pipe()
-                threads = max(1, usable_cores() // count)
-                new = context.Process(target=_serve, args=(theirs, work, threads, imported()))
-                with theirs:
-                    new.start()
-                processes[mine] = new
-                doing[mine] = waiting.pop()
-                mine.send(tasks[doing[mine]])
-            while doing:
-                for pipe in wait(list(doing), _PATIENCE):
+            pool.start(min(jobs, len(tasks)))
+            while pool.doing:
+                for pipe in wait(list(pool.doing), _PATIENCE):
                     assert isinstance(pipe, Connection)
                     kind, content = _received(pipe, came)
                     if kind == "told":
                         told(content)
-                    elif kind == "refused":
-                        raise FedskewError(content)
-                    elif kind == "error":
-                        raise RuntimeError(content)
                     else:
-                        results[doing.pop(pipe)] = content
-                        if waiting:
-                            doing[pipe] = waiting.pop()
-                            pipe.send(tasks[doing[pipe]])
+                        pool.ended(pipe, kind, content)
                 if came:
                     raise Interrupted("interrupted", STOPS[came[0]])
-        return [results[number] for number in range(len(tasks))]
+        return [pool.results[number] for number in range(len(tasks))]
     finally:
-        for pipe, process in processes.items():
-            if pipe in doing:
+        pool.close()
+
+
+class _Pool(Generic[Task, Result]):
+    """Processes that each do one task after the other."""
+
+    def __init__(self, work: Callable[[Task, Tell], Result], tasks: Sequence[Task]) -> None:
+        self.work = work
+        self.tasks = tasks
+        self.waiting = list(range(len(tasks)))[::-1]
+        self.results: dict[int, Result] = {}
+        self.processes: dict[Connection, BaseProcess] = {}
+        self.doing: dict[Connection, int] = {}  # the number of a task, by the pipe to its process
+
+    def start(self, count: int) -> None:
+        """Start so many processes, and give each a task."""
+        context = multiprocessing.get_context("spawn")
+        threads = max(1, usable_cores() // count)
+        for _ in range(count):
+            mine, theirs = context.Pipe()
+            new = context.Process(target=_serve, args=(theirs, self.work, threads, imported()))
+            with theirs:
+                new.start()
+            self.processes[mine] = new
+            self._give_next(mine)
+
+    def _give_next(self, pipe: Connection) -> None:
+        self.doing[pipe] = self.waiting.pop()
+        pipe.send(self.tasks[self.doing[pipe]])
+
+    def ended(self, pipe: Connection, kind: str, content: Any) -> None:
+        """Keep the result of a task, and give its process the next one; an error of a task is raised here."""
+        if kind == "refused":
+            raise FedskewError(content)
+        if kind == "error":
+            raise RuntimeError(content)
+        self.results[self.doing.pop(pipe)] = content
+        if self.waiting:
+            self._give_next(pipe)
+
+    def close(self) -> None:
+        """End all processes; one that is at work ends its round first."""
+        for pipe, process in self.processes.items():
+            if pipe in self.doing:
                 process.terminate()
             pipe.close()
-        for process in processes.values():
+        for process in self.processes.values():
             process.join()
 
 

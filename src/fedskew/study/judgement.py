@@ -50,16 +50,15 @@ class Judgement:
         if not self.score.startswith("client_"):
             return f"{said}."
         said += ", the clients' own score"
-        names = list(
-            dict.fromkeys(
-                one.label for one in self.competing if one.rows and not one.has_shared_model
-            )
-        )
+        names: list[str] = []
+        for one in self.competing:
+            if one.rows and not one.has_shared_model and one.label not in names:
+                names.append(one.label)
         if not names:
             return f"{said}."
-        listed = ", ".join(names[:_NAMED]) + (
-            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        )
+        listed = ", ".join(names[:_NAMED])
+        if len(names) > _NAMED:
+            listed += f" and {len(names) - _NAMED} more"
         return f"{said}: there is no shared model of {listed}."
 
     def without_shared_score(self) -> list[str]:

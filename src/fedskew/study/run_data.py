@@ -87,6 +87,10 @@ class RunData:
             columns[name] = [row[name] for row in rows]
         return {**columns, **self._over_clients(columns.get("round", []))}
 
+    def has_curve(self, column: str) -> bool:
+        """Return whether there is a number of this column in any round."""
+        return any(value is not None for value in self.rounds.get(column, []))
+
     @cached_property
     def curves(self) -> Columns:
         """Return what the curves show: some rounds if there are very many, among them the best and the last."""
@@ -184,8 +188,6 @@ class RunData:
                 numbers = np.bincount(at, values, minlength=len(rounds))
                 if how == "mean":
                     numbers = numbers / np.maximum(counts, 1)
-                else:
-                    numbers = numbers
             result[title] = [
                 float(value) if count else None
                 for value, count in zip(numbers.tolist(), counts, strict=True)

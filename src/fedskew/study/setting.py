@@ -38,15 +38,16 @@ class Setting:
     @cached_property
     def values(self) -> dict[str, Any]:
         """Return all settings but the method: numbers as they are, choices in short."""
-        plain = {
-            name: spelled(value)
-            if isinstance(value, Mapping)
-            else None
-            if value == "none"
-            else value
-            for name, value in self.config.items()
-            if name != "algorithm"
-        }
+        plain: dict[str, Any] = {}
+        for name, value in self.config.items():
+            if name == "algorithm":
+                continue
+            if isinstance(value, Mapping):
+                plain[name] = spelled(value)
+            elif value == "none":
+                plain[name] = None
+            else:
+                plain[name] = value
         return {**plain, **self.short}
 
     @property
