@@ -135,6 +135,16 @@ class PaperTable:
         """Return the name under which results are kept."""
         return f"{self.paper}-{self.name}"
 
+    @property
+    def case_names(self) -> list[str]:
+        """Return the names of the cases, in their order."""
+        return [case.name for case in self.cases]
+
+    @property
+    def method_names(self) -> list[str]:
+        """Return the names of the methods, in their order."""
+        return [method.name for method in self.methods]
+
     def methods_of(self, case: Entry) -> list[Entry]:
         """Return the methods that are compared in a case."""
         result: list[Entry] = []

@@ -11,7 +11,8 @@ from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
-from fedskew.papers.verdicts import Outcome, Verdict, verdict
+from fedskew.papers.verdicts import Verdict, verdict
+from fedskew.study.claims import Outcome
 from fedskew.study.significance import FEWEST_BLOCKS
 
 FOLDER = "replication"  # of the results, beside the page of the same name
