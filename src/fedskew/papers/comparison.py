@@ -57,9 +57,17 @@ class Measured:
         return self.cells.get((case, method), Cell())
 
     @property
+    def runs(self) -> list[Result]:
+        """Return the runs of all cells."""
+        runs: list[Result] = []
+        for cell in self.cells.values():
+            runs += cell.runs
+        return runs
+
+    @property
     def seeds(self) -> list[int]:
         """Return all seeds of which there are runs."""
-        return sorted({run.seed for cell in self.cells.values() for run in cell.runs})
+        return sorted({run.seed for run in self.runs})
 
 
 def measured(table: PaperTable, results: Results) -> Measured:

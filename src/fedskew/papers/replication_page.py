@@ -9,8 +9,8 @@ from typing import Any, get_args
 from fedskew.core.writing import write_atomically
 from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
-from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
+from fedskew.papers.table_figure import draw_table
 from fedskew.papers.verdicts import Verdict, verdict
 from fedskew.study.claims import Outcome
 from fedskew.study.significance import FEWEST_BLOCKS

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
+from fedskew.plots.drawing import PALETTE
 from fedskew.runs.summary import NAMES
 
 Option = dict[str, Any]
@@ -37,7 +38,6 @@ FATES = {  # columns of the table of rounds, by name and colour
 }
 # Metrics up to 1
 SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]
 
 
 def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedskew.core.writing import write_atomically
-from fedskew.report.comparison_figures import draw_curves, draw_ranks
+from fedskew.plots.comparison_figures import draw_curves, draw_ranks
+from fedskew.report.charts import SHARES
+from fedskew.report.comparison_curves import curve_panels, curve_title
 from fedskew.report.page import PageWriter, comparison_page
 from fedskew.runs.folder import PAGE
 from fedskew.runs.runner import only_warned
@@ -31,17 +33,23 @@ def write_comparison(found: Comparison, folder: Path) -> None:
     with only_warned(str(folder / PAGE)):
         write_atomically(folder / PAGE, comparison_page(found))
     with only_warned(f"the figures in {folder}"):
-        drawn = {
-            CURVES: draw_curves(found),
-            RANKS: draw_ranks(found.judgement.ranks) if found.judgement.ranks else {},
-        }
-        for name, files in drawn.items():
+        for name, files in _figures(found).items():
             for ending in ("svg", "pdf"):
                 if ending in files:
                     write_atomically(folder / f"{name}.{ending}", files[ending])
                 else:
                     # Of a time with other runs
                     (folder / f"{name}.{ending}").unlink(missing_ok=True)
+
+
+def _figures(found: Comparison) -> dict[str, dict[str, bytes]]:
+    """Return the files of the figures by ending; a figure that cannot be drawn has none."""
+    bounded = found.rows.metric in SHARES
+    figures = {CURVES: draw_curves(curve_panels(found), curve_title(found), bounded), RANKS: {}}
+    ranks = found.judgement.ranks
+    if ranks:
+        figures[RANKS] = draw_ranks(ranks.means, ranks.distance, ranks.groups)
+    return figures
 
 
 def markdown(found: Comparison) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedskew.papers import replication_figures
 from fedskew.papers.comparison import measured
 from fedskew.papers.paper_tables import PaperTable
-from fedskew.papers.replication_figures import draw_table, figure_of, numbers_of
 from fedskew.papers.results import Result, Results
+from fedskew.papers.table_figure import draw_table, figure_of, numbers_of
+from fedskew.plots import replication_figures
 
 Made, Record = Callable[..., PaperTable], Callable[..., Results]
 CURVES = [{"round": r, "test_loss": 2 / r, "test_accuracy": r / 10} for r in range(1, 6)]
