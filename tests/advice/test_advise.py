@@ -12,7 +12,8 @@ from scipy import stats
 from torch import nn
 
 import fedskew as fs
-from fedskew.advice.advise import GOALS, Advice, Gain, advise
+from fedskew.advice.advise import Advice, advise
+from fedskew.advice.recommendation import GOALS, Gain
 from fedskew.cli import app
 from fedskew.data.federation import Federation
 from fedskew.study import trials

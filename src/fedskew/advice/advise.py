@@ -3,80 +3,28 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from fedskew.advice.candidates import Candidate, candidates, findings
+from fedskew.advice.recommendation import GOALS, Goal, Recommendation, recommend
 from fedskew.algorithms.contract import resolve
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
-from fedskew.core.streams import Floats
 from fedskew.data.federation import Federation
 from fedskew.heterogeneity.heterogeneity import measure
-from fedskew.heterogeneity.result import Heterogeneity
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
-from fedskew.study.significance import paired_interval
 from fedskew.study.trials import Scores, Trials
 
-WORTH = 0.01  # of FedAvg's score: a smaller gain counts as none
-DISTANCE = "hellinger"
-SLIGHT, STRONG = 0.05, 0.25  # of this distance above what chance makes of clients of the same sizes
 STILL_RISING = 0.02  # of FedAvg's score, in the second half of the trials
 NEARLY_ALL = 0.9
-MUCH_MORE = 2  # times what FedAvg sends
-BASELINES = ("fedavg", "local")
 FEW_ROWS = 100  # to score on, below which a warning is given
-ALONE = "Do not bother: on average, clients are better off alone."
-TOGETHER = "Plain averaging is worth it: on average, it is better than training alone."
 _TITLES = {"fedavg": "FedAvg", "local": "training alone"}
-Goal = Literal["everywhere", "own"]
-GOALS: Mapping[Goal, str] = {
-    "everywhere": "one model for the rows of all clients",
-    "own": "a model for each client, for rows like its own",
-}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A method that is tried, and what speaks for it."""
-
-    method: str
-    because: str
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The mean difference of two methods' scores over seeds, with its interval; above 0 the first is better."""
-
-    mean: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(differences: Floats, share: float) -> "Gain":
-        """Return the interval that holds ``share`` of Student's t over the seeds."""
-        return Gain(
-            float(np.mean(differences)), *paired_interval(differences, share, by_chance=True)
-        )
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What to use for one goal, its gain over FedAvg and over training alone (``local``), and that of every client.
-
-    The gain of a client is over FedAvg, or over training alone where FedAvg is recommended.
-    """
-
-    goal: Goal
-    method: str
-    verdict: str
-    over: Mapping[str, Gain]
-    clients: Mapping[str, Gain]
+_MOST_CLIENTS = 10  # whose gains are listed
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -99,48 +47,76 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and numbers."""
-        because = {candidate.method: candidate.because for candidate in self.candidates}
+        because = self._because()
         tried = {}
         for name, scores in self.scores.items():
+            everywhere = None
+            if scores.everywhere is not None:
+                everywhere = scores.everywhere.tolist()
             tried[name] = {
                 "because": because[name],
-                "everywhere": None if scores.everywhere is None else scores.everywhere.tolist(),
+                "everywhere": everywhere,
                 "own": scores.mean_own.tolist(),
                 "bytes_a_round": scores.bytes_a_round,
                 "seconds": round(scores.seconds, 2),
             }
-        plain = {}
-        for name in ("metric", "lr", "rounds", "seeds", "findings", "notes"):
-            plain[name] = getattr(self, name)
         return {
             "recommendations": [asdict(found) for found in self.recommendations],
             "tried": tried,
-            **plain,
+            "metric": self.metric,
+            "lr": self.lr,
+            "rounds": self.rounds,
+            "seeds": self.seeds,
+            "findings": self.findings,
+            "notes": self.notes,
         }
 
+    def _because(self) -> dict[str, str]:
+        """Return what speaks for each method."""
+        return {candidate.method: candidate.because for candidate in self.candidates}
+
     def __str__(self) -> str:
-        because = {candidate.method: candidate.because for candidate in self.candidates}
-        wide = max(map(len, self.scores)) + 2
-        lines = ["Clients", *(f"  {finding}" for finding in self.findings), ""]
+        lines = ["Clients"]
+        for finding in self.findings:
+            lines.append(f"  {finding}")
+        lines.append("")
         for found in self.recommendations:
-            lines += [f"For {GOALS[found.goal]}: {found.method}", f"  {found.verdict}"]
-            for name, gain in found.over.items():
-                lines.append(f"  {self.metric} over {_TITLES[name]}: {gain}")
-            lines += _client_lines(found)
-        lines += [
-            "",
-            f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because",
-        ]
+            lines += self._lines_of(found)
+        return "\n".join([*lines, "", *self._table(), "", *self.notes])
+
+    def _lines_of(self, found: Recommendation) -> list[str]:
+        """Return a recommendation with its gains."""
+        lines = [f"For {GOALS[found.goal]}: {found.method}", f"  {found.verdict}"]
+        for name, gain in found.over.items():
+            lines.append(f"  {self.metric} over {_TITLES[name]}: {gain}")
+        return lines + _client_lines(found)
+
+    def _table(self) -> list[str]:
+        """Return what was tried, one line a method below a heading."""
+        because = self._because()
+        wide = max(map(len, self.scores)) + 2
+        lines = [f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because"]
         for name, scores in self.scores.items():
-            if scores.everywhere is None:
-                shared = "–"
-            else:
+            shared = "–"
+            if scores.everywhere is not None:
                 shared = f"{scores.everywhere.mean():.3f}"
             numbers = f"{shared:>10}{scores.mean_own.mean():>10.3f}"
-            lines.append(
-                f"{name:<{wide}}{numbers}{scores.bytes_a_round / 1e6:>12.2f}  {because[name]}"
-            )
-        return "\n".join([*lines, "", *self.notes])
+            sent = f"{scores.bytes_a_round / 1e6:>12.2f}"
+            lines.append(f"{name:<{wide}}{numbers}{sent}  {because[name]}")
+        return lines
+
+
+def _client_lines(found: Recommendation) -> list[str]:
+    """Return the gain of each client, those that gain least first."""
+    if not found.clients:
+        return []
+    ordered = sorted(found.clients.items(), key=lambda item: item[1].mean)
+    lines = [f"  each client over {_TITLES[found.clients_over]}:"]
+    for name, gain in ordered[:_MOST_CLIENTS]:
+        lines.append(f"    {name}: {gain}")
+    if len(ordered) > _MOST_CLIENTS:
+        lines.append(f"    and {len(ordered) - _MOST_CLIENTS} clients that gain more")
+    return lines
 
 
 def advise(
@@ -149,7 +125,7 @@ def advise(
     *,
     minutes: float = 2.0,
     seeds: int = 8,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     **settings: Any,
 ) -> Advice:
     """Recommend a method for a federation, from its heterogeneity and from short trials paired over seeds.
@@ -165,6 +141,52 @@ def advise(
         settings: of the training, as for ``train``; ``rounds`` is the most that a trial may have, by default 100, and
             without ``lr`` one of three is chosen for FedAvg and used in all trials
     """
+    _check(fed, minutes, seeds, settings)
+    chosen = Settings(**{"rounds": 100, **settings})
+    server, _ = prepare(fed, model, resolve("fedavg"), chosen)
+    metric, sign = server.job.task.headline(chosen.metric)
+    found = measure(fed)
+    to_try = []
+    for candidate in candidates(found, has_batch_norm(server.job.model)):
+        if _possible(fed, model, candidate.method, chosen):
+            to_try.append(candidate)
+    rates = [chosen.lr]
+    if "lr" not in settings:
+        rates = [0.3 * chosen.lr, chosen.lr, 3 * chosen.lr]
+    trials = Trials(fed, model, chosen, seeds, 60 * minutes, metric)
+    trials.plan(len(to_try) + len(rates) - 1)
+    say = say or _silent
+    tuned = _try_rates(trials, rates, say)
+    if not tuned:
+        raise FedskewError(
+            f"FedAvg did not end a trial of {trials.rounds} rounds in {minutes:g} minutes, or diverged: give more "
+            "minutes, fewer seeds or a smaller lr"
+        )
+    lr = max(tuned, key=lambda rate: sign * _mean(tuned[rate]))
+    scores = {"fedavg": tuned[lr], **_try_others(trials, to_try[1:], lr, say)}
+    notes = _notes(trials, scores, sign)
+    notes.insert(0, _setting(trials, lr, tuned=len(rates) > 1))
+    if metric == "accuracy":
+        notes = [*_one_class(fed), *notes]
+    if missed := [one.method for one in to_try if one.method not in scores]:
+        notes.append(
+            f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}."
+        )
+    return Advice(
+        recommendations=[recommend(goal, scores, sign, fed.client_names) for goal in GOALS],
+        candidates=to_try,
+        scores=scores,
+        metric=metric,
+        lr=lr,
+        rounds=trials.rounds,
+        seeds=seeds,
+        findings=[*fed.data.differences, *findings(found)],
+        notes=notes,
+    )
+
+
+def _check(fed: Federation, minutes: float, seeds: int, settings: Mapping[str, Any]) -> None:
+    """Raise an error for what no advice can be given on."""
     if not minutes > 0 or not math.isfinite(minutes):
         raise FedskewError(f"minutes={minutes}: the time budget must be a number above 0")
     if seeds < 3:
@@ -174,81 +196,9 @@ def advise(
             "there is one client: with nobody to learn with there is no method to choose"
         )
     known = {field.name for field in fields(Settings)}
-    if wrong := next((name for name in settings if name not in known), None):
-        raise unknown("setting", wrong, known)
-    chosen = Settings(**{"rounds": 100, **settings})
-    server, _ = prepare(fed, model, resolve("fedavg"), chosen)
-    metric, sign = server.job.task.headline(chosen.metric)
-    found = measure(fed)
-    candidates = [
-        candidate
-        for candidate in _candidates(found, has_batch_norm(server.job.model))
-        if _possible(fed, model, candidate.method, chosen)
-    ]
-    rates = (chosen.lr,) if "lr" in settings else (0.3 * chosen.lr, chosen.lr, 3 * chosen.lr)
-    trials = Trials(fed, model, chosen, seeds, 60 * minutes, metric)
-    say = say or (lambda line: None)
-    trials.plan(len(candidates) + len(rates) - 1)
-    tuned = {}
-    for rate in rates:
-        say(f"fedavg, learning rate {rate:g}: {trials.rounds} rounds, {trials.left:.0f} s left")
-        if ended := trials.score("fedavg", lr=rate):
-            tuned[rate] = ended
-    if not tuned:
-        raise FedskewError(
-            f"FedAvg did not end a trial of {trials.rounds} rounds in {minutes:g} minutes, or diverged: give more "
-            "minutes, fewer seeds or a smaller lr"
-        )
-    lr = max(tuned, key=lambda rate: sign * _mean(tuned[rate]))
-    scores, missed = {"fedavg": tuned[lr]}, []
-    for candidate in candidates[1:]:
-        say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
-        got = trials.score(candidate.method, lr=lr) if trials.left > 0 else None
-        if got is None:
-            missed.append(candidate.method)
-        else:
-            scores[candidate.method] = got
-    recommendations = [_recommend(goal, scores, sign, fed.client_names) for goal in GOALS]
-    return Advice(
-        recommendations,
-        candidates,
-        scores,
-        metric,
-        lr,
-        trials.rounds,
-        seeds,
-        [*fed.data.differences, *_findings(found)],
-        [
-            *(_one_class(fed) if metric == "accuracy" else []),
-            *_notes(trials, scores, missed, len(rates) > 1, lr, sign),
-        ],
-    )
-
-
-def _candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
-    """Return the methods to try, the most promising first; the baselines come before all."""
-    labels = _excess(found, "labels")
-    features = _excess(found, _of_features(found))
-    differ, shift = (
-        f"{what} {'differ' if excess >= SLIGHT else 'hardly differ'} ({excess:.2f})"
-        for what, excess in (("labels", labels), ("features", features))
-    )
-    drift = "clients' updates drift apart where they differ"
-    label_methods = [
-        Candidate("stratify-batch", f"{differ}: steps over all clients in balanced batches"),
-        Candidate("scaffold", f"{drift}: control variates correct it"),
-        Candidate("fedlc", f"{differ}: the loss is corrected for a client's label shares"),
-        Candidate("fedprox:mu=0.01", f"{drift}: a proximal term holds them back"),
-    ]
-    own_methods = [
-        *([Candidate("fedbn", f"{shift}: each client keeps its BatchNorm")] if normalised else []),
-        Candidate("ditto", "each client gets a model of its own, held near the common one"),
-    ]
-    if features > labels:
-        ordered = [*own_methods, *label_methods]
-    else:
-        ordered = [*label_methods, *own_methods]
-    return [Candidate("fedavg", "the baseline"), Candidate("local", "every client alone"), *ordered]
+    for name in settings:
+        if name not in known:
+            raise unknown("setting", name, known)
 
 
 def _possible(fed: Federation, model: ModelSpec, method: str, settings: Settings) -> bool:
@@ -260,129 +210,44 @@ def _possible(fed: Federation, model: ModelSpec, method: str, settings: Settings
     return True
 
 
-def _excess(found: Heterogeneity, view: str) -> float:
-    """Return by how much the distance between clients exceeds what chance makes of clients of the same sizes."""
-    spread = found.views.get(view, {}).get(DISTANCE)
-    if spread is None or not math.isfinite(spread.mean):
-        return 0.0
-    return max(spread.mean - (spread.by_chance or 0.0), 0.0)
+def _silent(line: str) -> None:
+    """Say nothing of a trial."""
 
 
-def _of_features(found: Heterogeneity) -> str:
-    """Return the view of the features to go by: among rows of one label, where clients have enough of these."""
-    given = "features given label"
-    if DISTANCE in found.views.get(given, {}):
-        return given
-    return "features"
+def _try_rates(trials: Trials, rates: Sequence[float], say: Say) -> dict[float, Scores]:
+    """Return the scores of FedAvg with every learning rate with which its trials came to their end."""
+    tuned = {}
+    for rate in rates:
+        say(f"fedavg, learning rate {rate:g}: {trials.rounds} rounds, {trials.left:.0f} s left")
+        ended = trials.score("fedavg", lr=rate)
+        if ended is not None:
+            tuned[rate] = ended
+    return tuned
 
 
-def _findings(found: Heterogeneity) -> list[str]:
-    """Return what the measures say, in words."""
-    lines = []
-    for view in ("labels", _of_features(found)):
-        if view in found.views:
-            what = view.replace("given label", "of rows with the same label")
-            excess = _excess(found, view)
-            if excess < SLIGHT:
-                how = "do not differ beyond chance"
-            elif excess < STRONG:
-                how = "differ"
-            else:
-                how = "differ strongly"
-            lines.append(
-                f"{what} {how} between clients ({DISTANCE} distance {excess:.2f} above chance)"
-            )
-    sizes = found.sizes
-    return [*lines, f"they have {sizes['least']:g} to {sizes['most']:g} rows"]
-
-
-def _recommend(
-    goal: Goal, scores: Mapping[str, Scores], sign: float, names: Sequence[str]
-) -> Recommendation:
-    """Return a method that is better than the better baseline beyond noise, or that baseline.
-
-    Of several that are as good as each other, it is the one that sends least.
-    """
-    of: dict[str, Floats] = {}
-    for name, found in scores.items():
-        if goal == "everywhere":
-            mine = found.everywhere
-        else:
-            mine = found.mean_own
-        if mine is not None:
-            of[name] = sign * mine
-    if "fedavg" not in of:
-        verdict = "There is no answer: with these settings, clients share no whole model (norm)."
-        return Recommendation(goal, "fedavg", verdict, {}, {})
-    if not all(np.isfinite(scores).all() for scores in of.values()):
-        verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
-        return Recommendation(goal, "fedavg", verdict, {}, {})
-    baselines = [name for name in BASELINES if name in of]
-    base = max(baselines, key=lambda name: float(of[name].mean()))
-    rivals = [name for name in of if name not in baselines]
-    worth = WORTH * abs(float(of[base].mean()))
-    # Bonferroni: the intervals of all methods hold together with 95 %.
-    gains = {name: Gain.of(of[name] - of[base], 1 - 0.05 / max(len(rivals), 1)) for name in rivals}
-    better = [name for name, gain in gains.items() if gain.low > 0 and gain.mean > worth]
-    best = max(better, key=lambda name: gains[name].mean, default=base)
-    as_good = [name for name in better if not _beyond_noise(of[best] - of[name], worth)]
-    best = min(as_good, key=lambda name: scores[name].bytes_a_round, default=best)
-    sent = scores[best].bytes_a_round / max(scores["fedavg"].bytes_a_round, 1)
-    if best != base:
-        verdict = f"It is better than {base} beyond noise" + (
-            f", and sends {sent:.0f} times as much a round as fedavg." if sent > MUCH_MORE else "."
-        )
-    elif any(_beyond_noise(of[best] - of[name], worth) for name in baselines):
-        verdict = f"Nothing that was tried is better beyond noise. {ALONE if best == 'local' else TOGETHER}"
-    elif len(of) == 1:
-        if goal == "everywhere":
-            which = " that gives one model for all"
-        else:
-            which = ""
-        verdict = f"Nothing else was tried to the end{which}, so that there is nothing to compare: give more minutes."
-    elif len(baselines) == 1:
-        verdict = "Nothing that was tried is better beyond noise."
-    else:
-        verdict = "No difference beyond noise: take the simplest."
-        best = "local"
-    over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
-    clients = {}
-    if goal == "own" and len(baselines) > 1:
-        each = sign * (scores[best].own - scores["local" if best == "fedavg" else "fedavg"].own)
-        clients = {
-            name: Gain.of(row, 0.95)
-            for name, row in zip(names, each.T, strict=True)
-            if np.isfinite(row).all()
-        }
-    return Recommendation(goal, best, verdict, over, clients)
+def _try_others(
+    trials: Trials, to_try: Sequence[Candidate], lr: float, say: Say
+) -> dict[str, Scores]:
+    """Return the scores of the methods whose trials came to their end while there was time."""
+    scores = {}
+    for candidate in to_try:
+        say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
+        if trials.left <= 0:
+            continue
+        ended = trials.score(candidate.method, lr=lr)
+        if ended is not None:
+            scores[candidate.method] = ended
+    return scores
 
 
 def _mean(found: Scores) -> float:
     """Return the mean over seeds of the shared model's score or, without one, of that of the clients' own."""
     if found.everywhere is None:
-        scores = found.mean_own
-    else:
-        scores = found.everywhere
-    return float(scores.mean())
+        return float(found.mean_own.mean())
+    return float(found.everywhere.mean())
 
 
-def _beyond_noise(differences: Floats, worth: float) -> bool:
-    gain = Gain.of(differences, 0.95)
-    return gain.low > 0 and gain.mean > worth
-
-
-def _client_lines(found: Recommendation, most: int = 10) -> list[str]:
-    """Return the gain of each client, those that gain least first."""
-    against = _TITLES["local" if found.method == "fedavg" else "fedavg"]
-    ordered = sorted(found.clients.items(), key=lambda item: item[1].mean)
-    lines = [f"    {name}: {gain}" for name, gain in ordered[:most]]
-    if len(ordered) > most:
-        more = [f"    and {len(ordered) - most} clients that gain more"]
-    else:
-        more = []
-    if lines:
-        return [f"  each client over {against}:", *lines, *more]
-    return []
+# -- notes -------------------------------------------------------------------------------------------------------------
 
 
 def _one_class(fed: Federation) -> list[str]:
@@ -391,50 +256,51 @@ def _one_class(fed: Federation) -> list[str]:
         return []
     counts = fed.partition.counts(fed.train.y, len(fed.data.classes), np.arange(fed.clients))
     rate = float(np.mean(counts.max(1) / np.maximum(counts.sum(1), 1)))
-    if rate > NEARLY_ALL:
-        return [
-            f"Most clients have rows of one class (on average {100 * rate:.0f} %): there a constant answer "
-            "is right, so that the second answer says little."
-        ]
-    return []
+    if rate <= NEARLY_ALL:
+        return []
+    return [
+        f"Most clients have rows of one class (on average {100 * rate:.0f} %): there a constant answer "
+        "is right, so that the second answer says little."
+    ]
 
 
-def _notes(
-    trials: Trials,
-    scores: Mapping[str, Scores],
-    missed: Sequence[str],
-    tuned: bool,
-    lr: float,
-    sign: float,
-) -> list[str]:
-    base = scores["fedavg"]
+def _setting(trials: Trials, lr: float, tuned: bool) -> str:
+    """Return how methods were tried and compared."""
+    how = "as given"
     if tuned:
         how = "chosen for FedAvg among three"
-    else:
-        how = "as given"
-    notes = [
+    return (
         f"{len(trials.feds)} seeds, {trials.rounds} rounds, learning rate {lr:g} ({how}), the same for all methods; "
         "scored on a quarter of every client's training rows. Intervals are 95 % of Student's t over seeds; whether a "
         "method is better is decided for all of them together (Bonferroni)."
-    ]
-    if (rows := len(trials.feds[0].test)) < FEW_ROWS:
+    )
+
+
+def _notes(trials: Trials, scores: Mapping[str, Scores], sign: float) -> list[str]:
+    """Return what limits the answers."""
+    notes = []
+    rows = len(trials.feds[0].test)
+    if rows < FEW_ROWS:
         notes.append(
             f"Each trial is scored on {rows} rows only, and seeds share them: intervals do not tell what others "
             "would give."
         )
-    if without := [name for name, found in scores.items() if found.everywhere is None]:
+    without = [name for name, found in scores.items() if found.everywhere is None]
+    if without:
         notes.append(
             f"Clients share no whole model, so that there is none to score on all rows: {', '.join(without)}."
         )
-    if base.halfway is not None and sign * (
-        _mean(base) - float(base.halfway.mean())
-    ) > STILL_RISING * abs(_mean(base)):
+    if _still_rising(scores["fedavg"], sign):
         notes.append(
             "FedAvg was still improving in the second half of the trials: with more rounds (more --minutes) the "
             "differences may shrink."
         )
-    if missed:
-        notes.append(
-            f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}."
-        )
     return notes
+
+
+def _still_rising(base: Scores, sign: float) -> bool:
+    """Return whether scores improved in the second half of the trials."""
+    if base.halfway is None:
+        return False
+    rise = sign * (_mean(base) - float(base.halfway.mean()))
+    return rise > STILL_RISING * abs(_mean(base))

@@ -1,7 +1,7 @@
 """The runs of a table by case and method, and the paper's number, ours and the difference as text."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedskew.papers.paper_tables import PaperTable, Value
@@ -20,28 +20,23 @@ class Cell:
 
     def numbers(self, value: Value) -> dict[int, float]:
         """Return the number of every run that has one, by seed."""
-        found = {}
+        numbers = {}
         for run in self.runs:
-            found[run.seed] = run.numbers.get(value.measure_of(run.method), math.nan)
-        result: dict[int, float] = {}
-        for seed, number in found.items():
+            number = run.numbers.get(value.measure_of(run.method), math.nan)
             if math.isfinite(number):
-                result[seed] = number * value.factor
-        return result
+                numbers[run.seed] = number * value.factor
+        return numbers
 
     def lacking(self, value: Value) -> dict[str, list[Result]]:
         """Return the runs without a number, by reason."""
         numbers = self.numbers(value)
-        failed = [run for run in self.runs if run.failed]
-        others = []
+        lacking: dict[str, list[Result]] = {"diverged": [], "no number": []}
         for run in self.runs:
-            if not run.failed and run.seed not in numbers:
-                others.append(run)
-        result: dict[str, list[Result]] = {}
-        for reason, runs in (("diverged", failed), ("no number", others)):
-            if runs:
-                result[reason] = runs
-        return result
+            if run.failed:
+                lacking["diverged"].append(run)
+            elif run.seed not in numbers:
+                lacking["no number"].append(run)
+        return {reason: runs for reason, runs in lacking.items() if runs}
 
 
 @dataclass(frozen=True)
@@ -73,16 +68,19 @@ class Measured:
 def measured(table: PaperTable, results: Results) -> Measured:
     """Return the recorded runs that have the settings of the table."""
     recorded = results.read()
+    by_settings: dict[tuple[str, str, str], list[Result]] = {}
+    for run in recorded:
+        by_settings.setdefault((run.case, run.method, run.configuration), []).append(run)
     cells = {}
+    left_out = len(recorded)
     for case in table.cases:
         for method in table.methods_of(case):
             wanted = (case.name, method.name, configuration(table, case, method))
-            runs = tuple(
-                run for run in recorded if (run.case, run.method, run.configuration) == wanted
-            )
+            runs = by_settings.get(wanted, [])
+            left_out -= len(runs)
             if runs:
-                cells[case.name, method.name] = Cell(runs)
-    return Measured(table, cells, len(recorded) - sum(len(cell.runs) for cell in cells.values()))
+                cells[case.name, method.name] = Cell(tuple(runs))
+    return Measured(table, cells, left_out)
 
 
 def summary_table(table: PaperTable, results: Results) -> list[list[str]]:
@@ -91,14 +89,15 @@ def summary_table(table: PaperTable, results: Results) -> list[list[str]]:
     A table with several values has their names in its first column.
     """
     found = measured(table, results)
-    head, *rows = [["value", *row] for row in value_table(found, table.values[0])]
-    rows = []
+    if len(table.values) == 1:
+        return value_table(found, table.values[0])
+    head, *_ = value_table(found, table.values[0])
+    lines = [["value", *head]]
     for value in table.values:
-        for row in value_table(found, value)[1:]:
-            rows.append([value.name, *row])
-    if len(table.values) > 1:
-        return [head, *rows]
-    return [row[1:] for row in (head, *rows)]
+        _, *rows = value_table(found, value)
+        for row in rows:
+            lines.append([value.name, *row])
+    return lines
 
 
 def value_table(found: Measured, value: Value, mark: str = "") -> list[list[str]]:
@@ -106,17 +105,17 @@ def value_table(found: Measured, value: Value, mark: str = "") -> list[list[str]
 
     Few methods are columns, many are rows.
     """
-    cases = [case.name for case in found.table.cases]
-    methods = [method.name for method in found.table.methods]
-    if len(methods) <= MOST_COLUMNS:
-        return [
-            ["", *methods],
-            *([case, *(_text(found, value, case, m, mark) for m in methods)] for case in cases),
-        ]
-    return [
-        ["", *cases],
-        *([method, *(_text(found, value, c, method, mark) for c in cases)] for method in methods),
-    ]
+    cases = found.table.case_names
+    methods = found.table.method_names
+    columns = [["", *cases]]
+    for method in methods:
+        column = [method]
+        for case in cases:
+            column.append(_text(found, value, case, method, mark))
+        columns.append(column)
+    if len(methods) > MOST_COLUMNS:
+        return columns  # as rows
+    return list(map(list, zip(*columns, strict=True)))
 
 
 def _text(found: Measured, value: Value, case: str, method: str, mark: str) -> str:
@@ -124,29 +123,37 @@ def _text(found: Measured, value: Value, case: str, method: str, mark: str) -> s
     cell = found.cell(case, method)
     printed = value.paper.get(method, {}).get(case)
     numbers = list(cell.numbers(value).values())
-    digits = value.digits
-    if printed is None:
-        parts = []
-    else:
-        parts = [f"{mark}{printed:.{digits}f}{mark}"]
-    wanted = next(entry for entry in found.table.methods if entry.name == method).only
-    if not cell.runs and (not wanted or case in wanted):
+    parts = []
+    if printed is not None:
+        parts.append(f"{mark}{printed:.{value.digits}f}{mark}")
+    if not cell.runs and found.table.compares(case, method):
         parts.append("not measured yet")
     if numbers:
-        mean, std = mean_and_std(numbers)
-        parts.append(f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}"))
-        if printed is None:
-            parts += []
-        else:
-            parts += [f"{mean - printed:+z.{digits}f}"]
-    lacking = []
-    for why, runs in cell.lacking(value).items():
-        lacking.append(f"{why} in {len(runs)} of {len(cell.runs)} runs")
+        parts += _ours(numbers, printed, value.digits)
+    notes = _notes(found, cell, value)
+    if not notes:
+        return " / ".join(parts)
+    if numbers:
+        return f"{' / '.join(parts)} ({notes})"
+    return " / ".join([*parts, notes])
+
+
+def _ours(numbers: Sequence[float], printed: float | None, digits: int) -> list[str]:
+    """Return our number, and its difference to the printed one if there is one."""
+    mean, std = mean_and_std(numbers)
+    text = f"{mean:.{digits}f}"
+    if std is not None:
+        text += f" ± {std:.{digits}f}"
+    if printed is None:
+        return [text]
+    return [text, f"{mean - printed:+z.{digits}f}"]
+
+
+def _notes(found: Measured, cell: Cell, value: Value) -> str:
+    """Return what is missing in a cell."""
+    notes = []
     if 0 < len(cell.runs) < len(found.seeds):
-        few = [f"{len(cell.runs)} of {len(found.seeds)} seeds"]
-    else:
-        few = []
-    notes = ", ".join(few + lacking)
-    if not numbers:
-        return " / ".join([*parts, *([notes] if notes else [])])
-    return " / ".join(parts) + (f" ({notes})" if notes else "")
+        notes.append(f"{len(cell.runs)} of {len(found.seeds)} seeds")
+    for why, runs in cell.lacking(value).items():
+        notes.append(f"{why} in {len(runs)} of {len(cell.runs)} runs")
+    return ", ".join(notes)

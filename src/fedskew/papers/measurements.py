@@ -25,13 +25,15 @@ def distribution(data: str, skew: str, clients: int, seed: int) -> Numbers:
     partition = partition_rows(skew, rows, clients, seed).partition
     counts = partition.counts(rows.y, int(rows.y.max()) + 1)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    return {
+    found = {
         "largest_class": float(shares.max(axis=1).mean()),
         "two_largest_classes": float(np.sort(shares, axis=1)[:, -2:].sum(axis=1).mean()),
         "classes": float((counts > 0).sum(axis=1).mean()),
         "hellinger": levels(rows, partition, "labels")["hellinger"],
-        **{f"rows_{client}_{label}": float(n) for (client, label), n in np.ndenumerate(counts)},
     }
+    for (client, label), count in np.ndenumerate(counts):
+        found[f"rows_{client}_{label}"] = float(count)
+    return found
 
 
 def heterogeneity(
@@ -43,28 +45,28 @@ def heterogeneity(
     """
     rows = read_origin(data).data.train
     partition = partition_rows(skew, rows, clients, seed).partition
+    convention: Literal["mean", "fedartml"] = "mean"
     if reading == "fedartml":
-        convention: Literal["mean", "fedartml"] = "fedartml"
-    else:
-        convention = "mean"
+        convention = "fedartml"
     found = {}
     for of in ("features", "labels"):
+        parts = [rows]
         if (of, reading) == ("features", "largest"):
             parts = _columns(rows)
-        else:
-            parts = [rows]
-        all_levels = [levels(part, partition, of, convention=convention) for part in parts]
-        for name in ("hellinger", "wasserstein"):
-            found[f"{of}_{name}"] = max(level[name] for level in all_levels)
+        hellinger, wasserstein = [], []
+        for part in parts:
+            measured = levels(part, partition, of, convention=convention)
+            hellinger.append(measured["hellinger"])
+            wasserstein.append(measured["wasserstein"])
+        found[f"{of}_hellinger"] = max(hellinger)
+        found[f"{of}_wasserstein"] = max(wasserstein)
     return found
 
 
 def _columns(rows: Rows) -> list[Rows]:
     """Return the rows with each feature that varies alone."""
-    result: list[Rows] = []
-    for column in np.flatnonzero(np.ptp(rows.x, axis=0)):
-        result.append(replace(rows, x=rows.x[:, [column]]))
-    return result
+    varying = np.flatnonzero(np.ptp(rows.x, axis=0))
+    return [replace(rows, x=rows.x[:, [column]]) for column in varying]
 
 
 def encryption(classes: int, clients: int, seed: int) -> Numbers:
@@ -73,15 +75,16 @@ def encryption(classes: int, clients: int, seed: int) -> Numbers:
 
     each = classes // 2
     held = []
-    for k in range(clients):
-        held.append({(k * each + j) % classes: 100 + k for j in range(each)})
+    for client in range(clients):
+        first = client * each
+        labels = [label % classes for label in range(first, first + each)]
+        held.append(dict.fromkeys(labels, 100 + client))
     seconds = agree(held, label_range=classes, stream=Stream(seed, "secret labels")).seconds
-    names = {
-        "unique list": "unique_seconds",
-        "mapping": "mapping_seconds",
-        "counts": "counting_seconds",
+    return {
+        "unique_seconds": seconds["unique list"],
+        "mapping_seconds": seconds["mapping"],
+        "counting_seconds": seconds["counts"],
     }
-    return {name: seconds[part] for part, name in names.items()}
 
 
 def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numbers:
@@ -96,7 +99,7 @@ def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numb
     y = torch.from_numpy(loaded.train.y)
     model = build("logreg", loaded.shape, len(loaded.classes), seed=seed)
     task = Classification()
-    weight, bias = (parameter.detach().clone() for parameter in model.parameters())
+    weight, bias = [parameter.detach().clone() for parameter in model.parameters()]
     draw = np.random.default_rng(seed)
 
     def gradient(rows: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> torch.Tensor:
@@ -113,20 +116,20 @@ def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numb
     pools = []
     for label in range(len(loaded.classes)):
         pools.append(np.flatnonzero(loaded.train.y == label))
-    by_label = []
+    by_label, at_random = [], []
     for _ in range(batches):
-        by_label.append(
-            gradient(np.concatenate([draw.choice(pool, batch // len(pools)) for pool in pools]))
-        )
-    at_random = [gradient(draw.integers(0, len(x), batch)) for _ in range(batches)]
-    means = torch.stack([gradient(pool) for pool in pools]).mean(0)
-    variances = []
-    for found in (by_label, at_random):
-        variances.append(float(torch.stack(found).var(0).sum()))
-    apart = float((torch.stack(by_label).mean(0) - means).norm())
+        balanced = [draw.choice(pool, batch // len(pools)) for pool in pools]
+        by_label.append(gradient(np.concatenate(balanced)))
+    for _ in range(batches):
+        at_random.append(gradient(draw.integers(0, len(x), batch)))
+    mean_of_classes = torch.stack([gradient(pool) for pool in pools]).mean(0)
+    mean_by_label = torch.stack(by_label).mean(0)
+    variance_by_label = float(torch.stack(by_label).var(0).sum())
+    variance_at_random = float(torch.stack(at_random).var(0).sum())
+    standard_error = float(np.sqrt(variance_by_label / batches))
     return {
-        "ratio": variances[0] / variances[1],
-        "bias": apart / float(np.sqrt(variances[0] / batches)),
+        "ratio": variance_by_label / variance_at_random,
+        "bias": float((mean_by_label - mean_of_classes).norm()) / standard_error,
     }
 
 

@@ -1,7 +1,7 @@
 """The tables and figures of the papers, as TOML files: the set-up, the printed numbers and the claims."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -11,6 +11,7 @@ from fedskew.core.errors import FedskewError, unknown
 
 ABOUT = "paper.toml"
 Part = TypeVar("Part")
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Entry:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
+
+    def is_in(self, case: str) -> bool:
+        """Return whether a method is compared in a case."""
+        return not self.only or case in self.only
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,12 @@ class PaperTable:
 
     def methods_of(self, case: Entry) -> list[Entry]:
         """Return the methods that are compared in a case."""
-        result: list[Entry] = []
-        for method in self.methods:
-            if not method.only or case.name in method.only:
-                result.append(method)
-        return result
+        return [method for method in self.methods if method.is_in(case.name)]
+
+    def compares(self, case: str, method: str) -> bool:
+        """Return whether a method is compared in a case, given their names."""
+        entry = self.methods[self.method_names.index(method)]
+        return entry.is_in(case)
 
     def value(self, name: str) -> Value:
         """Return the value of this name."""
@@ -173,11 +179,16 @@ class PaperTable:
         )
         if not quick.settings:
             return smaller
-        replaced = [f"{name} {value}" for name, value in sorted(quick.settings.items())]
+        replaced = []
+        for name, setting in sorted(quick.settings.items()):
+            replaced.append(f"{name} {setting}")
+        values = []
+        for value in self.values:
+            values.append(replace(value, paper={}))
         return replace(
             smaller,
             title=f"{self.title}; quick version, not the paper's set-up: {', '.join(replaced)}",
-            values=tuple(replace(value, paper={}) for value in self.values),
+            values=tuple(values),
             claims=(),
         )
 
@@ -206,13 +217,11 @@ def tables_of(paper: str) -> list[PaperTable]:
     known = {place.name: place for place in _folders()}
     if paper not in known:
         raise unknown("paper", paper, known)
-    names = sorted(
-        f.name for f in known[paper].iterdir() if f.name.endswith(".toml") and f.name != ABOUT
-    )
-    result: list[PaperTable] = []
-    for name in names:
-        result.append(_table(paper, name.removesuffix(".toml"), _content(known[paper] / name)))
-    return result
+    tables = []
+    for file in sorted(known[paper].iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml") and file.name != ABOUT:
+            tables.append(_table(paper, file.name.removesuffix(".toml"), _content(file)))
+    return tables
 
 
 def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
@@ -223,10 +232,9 @@ def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
     tables = tables_of(paper)
     if wanted is None:
         return tables
+    name = wanted
     if wanted.isdecimal():
         name = f"table{wanted}"
-    else:
-        name = wanted
     found = []
     for table in tables:
         if table.name == name or table.name.startswith(f"{name}-"):
@@ -237,11 +245,11 @@ def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
 
 
 def _folders() -> list[Traversable]:
-    result: list[Traversable] = []
+    folders = []
     for place in files("fedskew.papers").iterdir():
         if place.is_dir() and (place / ABOUT).is_file():
-            result.append(place)
-    return result
+            folders.append(place)
+    return folders
 
 
 def _content(file: Traversable) -> dict[str, Any]:
@@ -250,71 +258,79 @@ def _content(file: Traversable) -> dict[str, Any]:
 
 def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
     where = f"{paper}/{name}.toml"
-    rows = {}
-    for part in ("case", "method", "value", "claim"):
-        rows[part] = content.pop(part, [])
-    table = _made(
-        PaperTable,
-        {
-            **content,
-            "paper": paper,
-            "name": name,
-            "quick": _made(Quick, content.get("quick", {}), where),
-            "cases": tuple(_entry(row, where) for row in rows["case"]),
-            "methods": tuple(_entry(row, where) for row in rows["method"]),
-            "values": tuple(_made(Value, row, where) for row in rows["value"]),
-            "claims": tuple(_made(Claim, row, where) for row in rows["claim"]),
-        },
-        where,
-    )
+    parts = {
+        "paper": paper,
+        "name": name,
+        "quick": _made(Quick, content.get("quick", {}), where),
+        "cases": _entries(content.pop("case", []), where),
+        "methods": _entries(content.pop("method", []), where),
+        "values": _all_made(Value, content.pop("value", []), where),
+        "claims": _all_made(Claim, content.pop("claim", []), where),
+    }
+    table = _made(PaperTable, {**content, **parts}, where)
     _check(table, where)
     return table
 
 
-def _entry(row: dict[str, Any], where: str) -> Entry:
-    """Return a case or a method: everything but its name and ``only`` is a setting."""
-    own = {key: value for key, value in row.items() if key in ("name", "only")}
-    return _made(
-        Entry, {**own, "settings": {key: row[key] for key in row if key not in own}}, where
-    )
+def _entries(rows: Sequence[Row], where: str) -> tuple[Entry, ...]:
+    """Return cases or methods: everything but their names and ``only`` is a setting."""
+    entries = []
+    for row in rows:
+        settings = dict(row)
+        own = {}
+        for key in ("name", "only"):
+            if key in row:
+                own[key] = settings.pop(key)
+        entries.append(_made(Entry, {**own, "settings": settings}, where))
+    return tuple(entries)
 
 
-def _made(kind: type[Part], values: Mapping[str, Any], where: str) -> Part:
+def _all_made(kind: type[Part], rows: Sequence[Row], where: str) -> tuple[Part, ...]:
+    return tuple(_made(kind, row, where) for row in rows)
+
+
+def _made(kind: type[Part], values: Row, where: str) -> Part:
+    """Return a part of a table with these values; lists of the file are tuples in it."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     if strange := set(values) - known:
         raise FedskewError(f"{where}: {kind.__name__} has no {', '.join(sorted(strange))}")
-    return kind(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-    )
+    given = dict(values)
+    for name, value in values.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return kind(**given)
 
 
 def _check(table: PaperTable, where: str) -> None:
     """Raise an error for names that occur nowhere."""
-    cases, methods = ({entry.name for entry in entries} for entries in (table.cases, table.methods))
-    values = {value.name for value in table.values}
-    named = []
+    known = {
+        "case": set(table.case_names),
+        "method": set(table.method_names),
+        "value": {value.name for value in table.values},
+    }
+    for kind, name in _references(table):
+        if name not in known[kind]:
+            raise FedskewError(f"{where}: {name!r} is none of {', '.join(sorted(known[kind]))}")
+
+
+def _references(table: PaperTable) -> list[tuple[str, str]]:
+    """Return the kind and the name of everything that parts of the table refer to."""
+    found = []
     for method in table.methods:
-        for name in method.only:
-            named.append((name, cases))
-    named += [(name, cases) for name in table.quick.cases] + [
-        (name, methods) for name in table.quick.methods
-    ]
+        found += _each("case", method.only)
+    found += _each("case", table.quick.cases)
+    found += _each("method", table.quick.methods)
     for value in table.values:
-        named += [(name, methods) for name in (*value.paper, *value.instead)]
+        found += _each("method", [*value.paper, *value.instead])
         for row in value.paper.values():
-            for name in row:
-                named.append((name, cases))
+            found += _each("case", row)
     for claim in table.claims:
-        named += [(name, cases) for name in claim.cases] + [
-            (name, methods) for name in claim.others
-        ]
-        if claim.kind == "untestable":
-            named += []
-        else:
-            named += [(claim.value, values), (claim.method, methods)]
-    for name, known in named:
-        if name not in known:
-            raise FedskewError(f"{where}: {name!r} is none of {', '.join(sorted(known))}")
+        found += _each("case", claim.cases)
+        found += _each("method", claim.others)
+        if claim.kind != "untestable":
+            found += [("value", claim.value), ("method", claim.method)]
+    return found
+
+
+def _each(kind: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(kind, name) for name in names]

@@ -11,7 +11,7 @@ from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.results import Results
 from fedskew.papers.table_figure import draw_table
-from fedskew.papers.verdicts import Verdict, verdict
+from fedskew.papers.verdicts import Verdict, verdicts_on
 from fedskew.study.claims import Outcome
 from fedskew.study.significance import FEWEST_BLOCKS
 
@@ -22,7 +22,9 @@ _VERSIONS = ("fedskew", "python", "torch", "numpy")
 
 def results_folder(out: Path, quick: bool = False) -> Path:
     """Return the folder of the results."""
-    return out / (f"{FOLDER}-quick" if quick else FOLDER)
+    if quick:
+        return out / f"{FOLDER}-quick"
+    return out / FOLDER
 
 
 def write_page(out: Path, quick: bool = False) -> Path:
@@ -30,16 +32,21 @@ def write_page(out: Path, quick: bool = False) -> Path:
     folder = results_folder(out, quick)
     for name in papers():
         for table in _tables(name, quick):
-            drawn = draw_table(measured(table, Results(folder, table.label)))
-            for ending in _ENDINGS:
-                path = folder / f"{table.label}.{ending}"
-                if drawn and drawn[0] == ending:
-                    write_atomically(path, drawn[1])
-                else:
-                    path.unlink(missing_ok=True)
+            _write_figure(table, folder)
     for name, text in pages(folder, quick).items():
         write_atomically(out / name, text.encode())
     return out / f"{folder.name}.md"
+
+
+def _write_figure(table: PaperTable, folder: Path) -> None:
+    """Draw the figure of a table; one with another ending, of other results, is removed."""
+    drawn = draw_table(measured(table, Results(folder, table.label)))
+    for ending in _ENDINGS:
+        path = folder / f"{table.label}.{ending}"
+        if drawn and drawn[0] == ending:
+            write_atomically(path, drawn[1])
+        else:
+            path.unlink(missing_ok=True)
 
 
 def pages(folder: Path, quick: bool = False) -> dict[str, str]:
@@ -47,44 +54,49 @@ def pages(folder: Path, quick: bool = False) -> dict[str, str]:
 
     They are named by their paths from the parent of ``folder``; the page with all claims is the first.
     """
-    summary = [["paper", "table", "claim", "verdict"]]
+    claims = [["paper", "table", "claim", "verdict"]]
     details = {}
-    outcomes = []
+    outcomes: list[Outcome] = []
+    links = []
     for name, paper in papers().items():
         path = f"{folder.name}/{name}.md"
+        links.append(f"[{paper.method}]({path})")
         sections = [_about(paper, quick)]
         headings = []
         for table in _tables(name, quick):
             found = measured(table, Results(folder, table.label))
-            judged = [verdict(found, claim) for claim in table.claims]
-            claimed = [one for one in judged if one.claim.kind != "chosen"]
-            outcomes += [one.outcome for one in claimed]
+            judged = verdicts_on(found)
             headings.append(f"{table.printed}: {table.title}")
             link = f"[{table.printed}]({path}#{_anchor(headings)})"
-            for one in claimed:
-                summary.append(
-                    [paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"]
-                )
+            for one in judged:
+                if one.claim.kind != "chosen":
+                    outcomes.append(one.outcome)
+                    claims.append([paper.method, link, one.claim.text, _bold(one)])
             sections.append(_section(found, judged, folder))
         details[path] = "\n\n".join(sections) + "\n"
+    summary = _joined(
+        _head(quick),
+        f"The pages of the papers: {', '.join(links)}.",
+        _counted(outcomes),
+        _markdown(claims),
+    )
+    return {f"{folder.name}.md": f"{summary}\n", **details}
+
+
+def _counted(outcomes: Sequence[Outcome]) -> str:
+    """Return how often each outcome occurs, in a sentence; nothing without claims."""
+    if not outcomes:
+        return ""
     counts = []
     for outcome in get_args(Outcome):
         if outcome in outcomes:
             counts.append(f"{outcomes.count(outcome)} {outcome}")
-    if counts:
-        counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}."
-    else:
-        counted = ""
-    links = []
-    for name, paper in papers().items():
-        links.append(f"[{paper.method}]({folder.name}/{name}.md)")
-    parts = [
-        _head(quick),
-        f"The pages of the papers: {', '.join(links)}.",
-        counted,
-        _markdown(summary),
-    ]
-    return {f"{folder.name}.md": "\n\n".join(filter(None, parts)) + "\n", **details}
+    return f"Of {len(outcomes)} claims: {'; '.join(counts)}."
+
+
+def _joined(*parts: str) -> str:
+    """Return the parts that are not empty, as paragraphs."""
+    return "\n\n".join(filter(None, parts))
 
 
 def _anchor(headings: Sequence[str]) -> str:
@@ -105,24 +117,22 @@ def _anchor(headings: Sequence[str]) -> str:
 
 
 def _tables(paper: str, quick: bool) -> list[PaperTable]:
-    result: list[PaperTable] = []
-    for table in tables_of(paper):
-        result.append(table.reduced() if quick else table)
-    return result
+    tables = tables_of(paper)
+    if quick:
+        return [table.reduced() for table in tables]
+    return tables
 
 
 def _head(quick: bool) -> str:
-    if quick:
-        option = " --quick"
-    else:
-        option = ""
-    commands = "\n".join(f"fedskew paper {name}{option}" for name in papers())
+    option = ""
     smaller = ""
     if quick:
+        option = " --quick"
         smaller = (
             "These are the quick versions: fewer seeds, cases and methods. Where data, model or training are replaced, "
             "the heading says by what, and there is neither the paper's number nor a verdict. "
         )
+    commands = "\n".join(f"fedskew paper {name}{option}" for name in papers())
     return f"""# The papers' tables, measured again
 
 {smaller}This page is made from the results by the commands below; nothing in it is written by hand. In the tables,
@@ -140,82 +150,110 @@ a claim of a method that diverged did not hold, and cases in which a rival diver
 
 def _about(paper: Paper, quick: bool) -> str:
     """Return the beginning of a paper's page: what it is, how it is used, how its tables are made, what was checked."""
-    command = f"fedskew paper {paper.name}{' --quick' * quick}"
-    parts = [
+    command = f"fedskew paper {paper.name}"
+    if quick:
+        command += " --quick"
+    checks = ""
+    if paper.checks:
+        checks = f"What was checked where a claim did not hold:\n\n{_bullets(paper.checks)}"
+    return _joined(
         f"# {paper.method}",
         f"*{paper.title}*. {paper.authors}. {paper.identifier}.",
         paper.adds,
         paper.use.strip(),
         f"Below are its tables, measured again by `{command}`; [this page](../{results_folder(Path(), quick)}.md) says "
         "how to read them, and has the claims of all papers.",
-    ]
-    if paper.checks:
-        checks = "\n".join(f"- {check}" for check in paper.checks)
-        parts.append(f"What was checked where a claim did not hold:\n\n{checks}")
-    return "\n\n".join(filter(None, parts))
+        checks,
+    )
 
 
 def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     """Return one table: notes, numbers, settings, how it was made, claims, figure."""
     table = found.table
-    results = Results(folder, found.table.label)
-    parts = [f"## {table.printed}: {table.title}", _bullets(table.notes)]
+    heading = f"{table.printed}: {table.title}"
+    numbers = ["Not measured yet."]
     if found.cells:
-        seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) > 1)} ({', '.join(map(str, found.seeds))})"
-        for value in table.values:
-            if value.paper:
-                shown = f"*paper* / ours, {seeds} / difference"
-            else:
-                shown = f"ours, {seeds}"
-            parts += [f"{value.name}: {shown}", _markdown(value_table(found, value, "*"))]
-        files = [f"{table.label}.csv", f"{table.label}-curves.csv"]
-        links = [f"[{name}]({name})" for name in files if (folder / name).exists()]
-        parts.append(f"Every run: {', '.join(links)}.")
-    else:
-        parts.append("Not measured yet.")
+        numbers = _numbers(found, folder)
     if found.left_out:
-        parts.append(
+        numbers.append(
             f"Left out: {found.left_out} recorded runs of other settings than the table has now."
         )
-    parts += [_settings(table), "\n\n".join(_made(results.history()))]
-    if judged:
-        tuned = all(one.claim.kind == "chosen" for one in judged)
-        parts += ["" if tuned else "What is claimed:", "\n".join(_claim(one) for one in judged)]
-    images = []
+    figures = []
     for ending in _ENDINGS:
         if (folder / f"{table.label}.{ending}").exists():
-            images.append(f"{table.label}.{ending}")
-    parts += [f"![{table.printed}: {table.title}]({name})" for name in images]
-    return "\n\n".join(filter(None, parts))
+            figures.append(f"![{heading}]({table.label}.{ending})")
+    return _joined(
+        f"## {heading}",
+        _bullets(table.notes),
+        *numbers,
+        *_settings(table),
+        *_made(Results(folder, table.label).history()),
+        *_claims(judged),
+        *figures,
+    )
 
 
-def _settings(table: PaperTable) -> str:
+def _numbers(found: Measured, folder: Path) -> list[str]:
+    """Return a table for every value, and links to the files with every run."""
+    table = found.table
+    seeds = f"{len(found.seeds)} seeds"
+    if len(found.seeds) == 1:
+        seeds = "1 seed"
+    ours = f"ours, {seeds} ({', '.join(map(str, found.seeds))})"
+    parts = []
+    for value in table.values:
+        shown = ours
+        if value.paper:
+            shown = f"*paper* / {ours} / difference"
+        parts += [f"{value.name}: {shown}", _markdown(value_table(found, value, "*"))]
+    links = []
+    for name in (f"{table.label}.csv", f"{table.label}-curves.csv"):
+        if (folder / name).exists():
+            links.append(f"[{name}]({name})")
+    return [*parts, f"Every run: {', '.join(links)}."]
+
+
+def _claims(judged: Sequence[Verdict]) -> list[str]:
+    """Return the claims with their verdicts; what a table only settles is not called a claim."""
+    claims = "\n".join(_claim(one) for one in judged)
+    if all(one.claim.kind == "chosen" for one in judged):
+        return [claims]
+    return ["What is claimed:", claims]
+
+
+def _settings(table: PaperTable) -> list[str]:
     """Return the settings that all cells share, and those of single cases and methods."""
+    lines = []
     if table.settings:
-        lines = [f"Settings: `{_pairs(table.settings)}`"]
-    else:
-        lines = []
+        lines.append(f"Settings: `{_pairs(table.settings)}`")
     for kind, entries in (("Cases", table.cases), ("Methods", table.methods)):
-        own = [(entry.name, _pairs(_own(table, entry))) for entry in entries]
-        texts = [f"{name} `{pairs}`" for name, pairs in own if pairs]
+        texts = []
+        for entry in entries:
+            own = _own(table, entry)
+            if own:
+                texts.append(f"{entry.name} `{_pairs(own)}`")
         if texts:
-            lines += [f"{kind}: {'; '.join(texts)}"]
-    return "\n\n".join(lines)
+            lines.append(f"{kind}: {'; '.join(texts)}")
+    return lines
 
 
 def _own(table: PaperTable, entry: Entry) -> dict[str, Any]:
-    shared = table.settings
-    result: dict[str, Any] = {}
-    for key, value in entry.settings.items():
-        if key not in shared or shared[key] != value:
-            result[key] = value
-    return result
+    """Return the settings of a case or a method that differ from those of the table."""
+    own = {}
+    for name, value in entry.settings.items():
+        if name not in table.settings or table.settings[name] != value:
+            own[name] = value
+    return own
 
 
 def _pairs(settings: Mapping[str, Any]) -> str:
-    return " ".join(
-        f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items()
-    )
+    pairs = []
+    for name, value in settings.items():
+        text = value
+        if not isinstance(value, str):
+            text = json.dumps(value)
+        pairs.append(f"{name}={text}")
+    return " ".join(pairs)
 
 
 def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -230,14 +268,17 @@ def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _claim(one: Verdict) -> str:
-    numbers = "".join(f"\n  - {line}" for line in one.numbers)
-    return f"- {one.claim.text.rstrip('.')}: **{one.outcome}**{_reason(one)}{numbers}"
+    lines = [f"- {one.claim.text.rstrip('.')}: {_bold(one)}"]
+    for line in one.numbers:
+        lines.append(f"  - {line}")
+    return "\n".join(lines)
 
 
-def _reason(one: Verdict) -> str:
+def _bold(one: Verdict) -> str:
+    """Return the outcome in bold, and the reason."""
     if one.reason:
-        return f" ({one.reason})"
-    return ""
+        return f"**{one.outcome}** ({one.reason})"
+    return f"**{one.outcome}**"
 
 
 def _bullets(lines: Sequence[str]) -> str:
@@ -248,5 +289,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a table of Markdown; the first is its heading."""
     lines = []
     for row in rows:
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(lines)

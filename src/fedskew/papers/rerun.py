@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,8 @@ def rerun(
     checkpoint. Several processes may measure different cases of a table.
     """
     results = Results(folder, table.label)
-    if seeds is not None:
-        wanted = seeds
-    else:
-        wanted = parse_seeds(table.seeds)
+    if seeds is None:
+        seeds = parse_seeds(table.seeds)
     (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
     for case in table.cases:
         if cases and case.name not in cases:
@@ -67,26 +65,51 @@ def rerun(
         done = {result.key: result.configuration for result in results.read()}
         partitions = Partitions()
         for method in table.methods_of(case):
-            now = configuration(table, case, method)
-            left = []
-            for seed in wanted:
-                if done.get((case.name, method.name, seed)) != now:
-                    left.append(seed)
-            if not left:
-                continue
-            place = (
-                folder
-                / UNFINISHED
-                / slug(f"{table.label} {case.name} {method.name} {left[0]} {left[-1]}")
-            )
-            began = time.perf_counter()
-            with locked(place, at=place.with_name(f"{place.name}.lock")):
-                if table.kind == "training":
-                    found = _train(table, case, method, left, place, watch, device, partitions)
-                else:
-                    found = [_measured(table, case, method, seed) for seed in left]
-                results.add(found, _sitting(case, device, time.perf_counter() - began))
-                shutil.rmtree(place, ignore_errors=True)
+            cell = _Cell(table, case, method)
+            left = cell.left(seeds, done)
+            if left:
+                began = time.perf_counter()
+                place = folder / UNFINISHED / cell.folder_name(left)
+                with locked(place, at=place.with_name(f"{place.name}.lock")):
+                    if table.kind == "training":
+                        found = _train(cell, left, place, watch, device, partitions)
+                    else:
+                        found = [_measured(cell, seed) for seed in left]
+                    results.add(found, _sitting(case, device, time.perf_counter() - began))
+                    shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A method in a case of a table."""
+
+    table: PaperTable
+    case: Entry
+    method: Entry
+
+    @property
+    def values(self) -> Row:
+        """Return the settings, with paths of this machine."""
+        return _here(values_of(self.table, self.case, self.method))
+
+    def left(self, seeds: Sequence[int], done: Mapping[tuple[str, str, int], str]) -> list[int]:
+        """Return the seeds that are not done with the settings of now."""
+        now = configuration(self.table, self.case, self.method)
+        left = []
+        for seed in seeds:
+            if done.get((self.case.name, self.method.name, seed)) != now:
+                left.append(seed)
+        return left
+
+    def folder_name(self, seeds: Sequence[int]) -> str:
+        """Return the name of the folder with the runs of these seeds."""
+        names = f"{self.table.label} {self.case.name} {self.method.name}"
+        return slug(f"{names} {seeds[0]} {seeds[-1]}")
+
+    def empty(self, seed: int) -> Result:
+        """Return a run of which nothing is known yet."""
+        now = configuration(self.table, self.case, self.method)
+        return Result(self.case.name, self.method.name, seed, now)
 
 
 def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
@@ -96,13 +119,11 @@ def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
 
 def _here(values: Row) -> Row:
     """Return settings in which a path in the data folder, written DATA/..., is that of this machine."""
-    result: Row = {}
-    for name, v in values.items():
-        if isinstance(v, str):
-            result[name] = v.replace("DATA/", f"{root()}/")
-        else:
-            result[name] = v
-    return result
+    here = dict(values)
+    for name, value in values.items():
+        if isinstance(value, str):
+            here[name] = value.replace("DATA/", f"{root()}/")
+    return here
 
 
 def configuration(table: PaperTable, case: Entry, method: Entry) -> str:
@@ -121,9 +142,7 @@ def slug(name: str) -> str:
 
 
 def _train(
-    table: PaperTable,
-    case: Entry,
-    method: Entry,
+    cell: _Cell,
     seeds: Sequence[int],
     place: Path,
     watch: Watch,
@@ -131,92 +150,94 @@ def _train(
     partitions: Partitions,
 ) -> list[Result]:
     """Train a method in a case with all seeds, side by side where that is faster, and return what the runs tell."""
-    if device is None:
-        given = {}
-    else:
-        given = {"device": device}
-    if pick_device(device or Experiment().device).type == "cpu":
-        given["precision"] = "float32"  # another one is for the speed of GPUs
-    values = {**_here(values_of(table, case, method)), **given}
-    members = []
-    for seed in seeds:
-        members.append(
-            Member(f"{slug(method.name)}-s{seed}", method.name, {**values, "seed": seed})
-        )
+    members = _members(cell, seeds, device)
     plan = Plan(members)
     if place.exists() and study_folder.read_members(place) != members:
         shutil.rmtree(place)  # of an earlier version of the table
     if not place.exists():
         study_folder.check(plan, partitions)
         study_folder.create(place, plan)
-    with watch(
-        [f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds
-    ) as callbacks_of:
+    titles = {member.name: f"{cell.case.name}: {member.name}" for member in members}
+    with watch(list(titles.values()), members[0].experiment().rounds) as callbacks_of:
 
         def callbacks(member: Member) -> list[CallbackSpec]:
-            found: list[CallbackSpec] = callbacks_of(f"{case.name}: {member.name}")
+            found: list[CallbackSpec] = callbacks_of(titles[member.name])
             return found
 
         summaries = execute(Study(place, plan), Execution(callbacks, partitions=partitions))
-    now = configuration(table, case, method)
-    return [
-        _result(table, Result(case.name, method.name, seed, now), place / member.name, summary)
-        for seed, member, summary in zip(seeds, members, summaries, strict=True)
-    ]
+    results = []
+    for seed, member, summary in zip(seeds, members, summaries, strict=True):
+        results.append(_result(cell, seed, place / member.name, summary))
+    return results
 
 
-def _result(table: PaperTable, empty: Result, place: Path, summary: Row) -> Result:
+def _members(cell: _Cell, seeds: Sequence[int], device: str | None) -> list[Member]:
+    """Return the run of every seed."""
+    values = cell.values
+    if device is not None:
+        values["device"] = device
+    if pick_device(device or Experiment().device).type == "cpu":
+        values["precision"] = "float32"  # another one is for the speed of GPUs
+    members = []
+    for seed in seeds:
+        name = f"{slug(cell.method.name)}-s{seed}"
+        members.append(Member(name, cell.method.name, {**values, "seed": seed}))
+    return members
+
+
+def _result(cell: _Cell, seed: int, place: Path, summary: Row) -> Result:
     """Return what a run tells: the numbers of its summary, what a round of it takes, and its curves."""
+    empty = cell.empty(seed)
     if "failed" in summary:
         return replace(empty, failed=str(summary["failed"]))
     numbers = {}
-    for name, v in summary.items():
-        if isinstance(v, (int, float)) and name != "seed":
-            numbers[name] = float(v)
+    for name, value in summary.items():
+        if isinstance(value, (int, float)) and name != "seed":
+            numbers[name] = float(value)
     disk = RunFolder(place)
     rounds = disk.table(on_disk.ROUNDS)
     numbers |= _of_a_round(rounds, disk.table(on_disk.TIMING))
-    return replace(empty, numbers=numbers, curves=_thinned(rounds, table.curves))
+    return replace(empty, numbers=numbers, curves=_thinned(rounds, cell.table.curves))
 
 
 def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float]:
     """Return what a round takes: the median of its seconds, megabytes both ways, and transfers in a schedule."""
-    found = {
-        "seconds_of_a_round": float(np.median([row["seconds"] for row in timing])),
-        "megabytes_of_a_round": float(
-            np.median([row["bytes_down"] + row["bytes_up"] for row in rounds])
-        )
-        / 1e6,
-    }
+    seconds = [row["seconds"] for row in timing]
+    sent = []
     transfers = []
     for row in rounds:
+        sent.append(row["bytes_down"] + row["bytes_up"])
         if row.get("transfers") is not None:
             transfers.append(row["transfers"])
-    return found | ({"transfers_of_a_round": float(np.median(transfers))} if transfers else {})
+    found = {
+        "seconds_of_a_round": float(np.median(seconds)),
+        "megabytes_of_a_round": float(np.median(sent)) / 1e6,
+    }
+    if transfers:
+        found["transfers_of_a_round"] = float(np.median(transfers))
+    return found
 
 
 def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
     """Return some of the rounds that were scored, at even steps, with the last one."""
-    if columns:
-        scored = [row for row in rounds if row.get(columns[0]) is not None]
-    else:
-        scored = []
-    places = np.unique(
-        np.linspace(0, len(scored) - 1, min(POINTS, len(scored))).round().astype(int)
-    )
-    names = ("round", *columns)
-    result: list[Row] = []
-    for place in places:
-        result.append(
-            {name: scored[place][name] for name in names if scored[place].get(name) is not None}
-        )
-    return result
+    if not columns:
+        return []
+    scored = [row for row in rounds if row.get(columns[0]) is not None]
+    steps = np.linspace(0, len(scored) - 1, min(POINTS, len(scored)))
+    points = []
+    for place in np.unique(steps.round().astype(int)):
+        point = {}
+        for name in ("round", *columns):
+            if scored[place].get(name) is not None:
+                point[name] = scored[place][name]
+        points.append(point)
+    return points
 
 
-def _measured(table: PaperTable, case: Entry, method: Entry, seed: int) -> Result:
+def _measured(cell: _Cell, seed: int) -> Result:
     """Measure a cell that needs no training."""
-    numbers = MEASUREMENTS[table.kind](**_here(values_of(table, case, method)), seed=seed)
-    return Result(case.name, method.name, seed, configuration(table, case, method), numbers)
+    measurement = MEASUREMENTS[cell.table.kind]
+    return replace(cell.empty(seed), numbers=measurement(**cell.values, seed=seed))
 
 
 def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
@@ -224,6 +245,9 @@ def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
     from fedskew import __version__
 
     used = pick_device(device or Experiment().device)
+    machine = f"{platform.machine()} CPU"
+    if used.type == "cuda":
+        machine = torch.cuda.get_device_name(used)
     return {
         "command": " ".join(["fedskew", *map(shlex.quote, sys.argv[1:])]),
         "case": case.name,
@@ -231,9 +255,7 @@ def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "machine": torch.cuda.get_device_name(used)
-        if used.type == "cuda"
-        else f"{platform.machine()} CPU",
+        "machine": machine,
         "seconds": round(seconds, 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

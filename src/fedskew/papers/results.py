@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,11 @@ class Results:
         curves: dict[tuple[str, str, int], list[Row]] = {}
         for row in self._rows(self._curves):
             key = (row["case"], row["method"], int(row["seed"]))
-            curves.setdefault(key, []).append(
-                {k: float(v) for k, v in row.items() if k not in CURVE_KEYS[:3] and v}
-            )
+            curves.setdefault(key, []).append(_numbers(row, without=CURVE_KEYS[:3]))
         found = []
         for row in self._rows(self._table):
             key = (row["case"], row["method"], int(row["seed"]))
-            numbers = {}
-            for name, text in row.items():
-                if name not in KEYS and text:
-                    numbers[name] = float(text)
+            numbers = _numbers(row, without=KEYS)
             found.append(
                 Result(*key, row["configuration"], numbers, curves.get(key, []), row["failed"])
             )
@@ -68,35 +63,24 @@ class Results:
         if not self._history.exists():
             return []
         with reading(self._history):
-            result: list[Row] = []
-            for entry in json.loads(self._history.read_text(encoding="utf-8")):
-                result.append(dict(entry))
-            return result
+            return [dict(entry) for entry in json.loads(self._history.read_text(encoding="utf-8"))]
 
     def add(self, new: Sequence[Result], sitting: Row) -> None:
         """Record some runs, in place of earlier ones of the same case, method and seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder, patience=60):
-            known = {result.key: result for result in self.read()} | {
-                result.key: result for result in new
-            }
+            known = {}
+            for result in (*self.read(), *new):
+                known[result.key] = result
             kept = sorted(known.values(), key=lambda result: result.key)
-            names = sorted({name for result in kept for name in result.numbers})
-            rows = [
-                {
-                    **{key: getattr(result, key) for key in KEYS},
-                    **{n: _text(v) for n, v in result.numbers.items()},
-                }
-                for result in kept
-            ]
-            write_atomically(self._table, _csv((*KEYS, *names), rows))
-            drawn = []
-            for r in kept:
-                for p in r.curves:
-                    drawn.append({"case": r.case, "method": r.method, "seed": r.seed, **_texts(p)})
-            if drawn:
-                columns = sorted({name for row in drawn for name in row} - set(CURVE_KEYS))
-                write_atomically(self._curves, _csv((*CURVE_KEYS, *columns), drawn))
+            rows = []
+            points = []
+            for result in kept:
+                rows.append(_row(result))
+                points += _points(result)
+            write_atomically(self._table, _csv(KEYS, rows))
+            if points:
+                write_atomically(self._curves, _csv(CURVE_KEYS, points))
             past = [*self.history(), sitting]
             write_atomically(self._history, (json.dumps(past, indent=1) + "\n").encode())
 
@@ -123,21 +107,43 @@ class Results:
             return rows
 
 
-def _text(value: float) -> str:
-    return f"{value:.6g}"
+def _numbers(row: Mapping[str, str], without: Sequence[str]) -> dict[str, float]:
+    """Return the numbers in a row, without those columns and without empty cells."""
+    numbers = {}
+    for name, text in row.items():
+        if text and name not in without:
+            numbers[name] = float(text)
+    return numbers
 
 
-def _texts(point: Row) -> Row:
-    result: Row = {}
-    for name, value in point.items():
-        if name == "round":
-            result[name] = int(value)
-        else:
-            result[name] = f"{value:.4g}"
-    return result
+def _row(result: Result) -> Row:
+    """Return a run as a row of the table."""
+    row: Row = {}
+    for key in KEYS:
+        row[key] = getattr(result, key)
+    for name, number in result.numbers.items():
+        row[name] = f"{number:.6g}"
+    return row
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
+def _points(result: Result) -> list[Row]:
+    """Return the rows of a run's curves."""
+    rows = []
+    for point in result.curves:
+        row: Row = {"case": result.case, "method": result.method, "seed": result.seed}
+        for name, number in point.items():
+            row[name] = f"{number:.4g}"
+        row["round"] = int(point["round"])
+        rows.append(row)
+    return rows
+
+
+def _csv(first: Sequence[str], rows: Sequence[Row]) -> bytes:
+    """Return rows as a table: these columns first, then all others in the order of their names."""
+    names: set[str] = set()
+    for row in rows:
+        names |= row.keys()
+    columns = [*first, *sorted(names.difference(first))]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()

@@ -67,7 +67,10 @@ def _over_rounds(runs: Iterable[Result], column: str) -> Curve:
     if not drawn:
         return Curve([], [])
     rounds = sorted(set.intersection(*map(set, drawn)))
-    return _curve(rounds, [[points[at] for points in drawn] for at in rounds])
+    numbers = []
+    for at in rounds:
+        numbers.append([points[at] for points in drawn])
+    return _curve(rounds, numbers)
 
 
 def _points(run: Result, column: str) -> dict[float, float]:
@@ -108,9 +111,10 @@ def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
 
 def _panels_over_cases(found: Measured, x: str, numbers: Sequence[float]) -> list[list[Panel]]:
     """Return a panel for each value, alone in its group, with the cases in the order of their numbers."""
-    ordered = sorted(zip(numbers, found.table.case_names, strict=True))
-    ticks = [number for number, _ in ordered]
-    cases = [case for _, case in ordered]
+    ticks, cases = [], []
+    for number, case in sorted(zip(numbers, found.table.case_names, strict=True)):
+        ticks.append(number)
+        cases.append(case)
     groups = []
     for value in found.table.values[:MOST_PANELS]:
         curves = {}

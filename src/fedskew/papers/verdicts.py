@@ -40,8 +40,12 @@ class Verdict:
 
 def verdicts(table: PaperTable, results: Results) -> list[Verdict]:
     """Return the verdict on every claim of a table."""
-    found = measured(table, results)
-    return [verdict(found, claim) for claim in table.claims]
+    return verdicts_on(measured(table, results))
+
+
+def verdicts_on(found: Measured) -> list[Verdict]:
+    """Return the verdict on every claim of a table of which the runs are read already."""
+    return [verdict(found, claim) for claim in found.table.claims]
 
 
 def verdict(found: Measured, claim: Claim) -> Verdict:
@@ -180,5 +184,6 @@ def _without_number(found: Measured, value: Value, method: str, cases: Sequence[
         cell = found.cell(case, method)
         count += len(cell.runs)
         for why, runs in cell.lacking(value).items():
-            places.setdefault(why, []).extend(f"{run.case} seed {run.seed}" for run in runs)
+            for run in runs:
+                places.setdefault(why, []).append(f"{run.case} seed {run.seed}")
     return runs_without_number(method, count, places)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedskew.plots.drawing import PALETTE, Curve, as_written, only_point, shortened
+from fedskew.plots.drawing import (
+    PALETTE,
+    Curve,
+    all_shortened,
+    as_written,
+    only_point,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +74,7 @@ def _labels(panels: Panels) -> list[str]:
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
     """Return how many names have room beside each other."""
-    longest = max(len(shortened(label, _LONGEST)) for label in labels)
+    longest = max(map(len, all_shortened(labels, _LONGEST)))
     room = int(width / (longest * _CHARACTER + 0.42))
     return max(1, min(len(labels), room))
 
@@ -109,7 +116,7 @@ def _add_legend(figure: "Figure", labels: Sequence[str], columns: int) -> None:
             handles[line.get_label()] = line
     figure.legend(
         [handles[label] for label in labels],
-        [shortened(label, _LONGEST) for label in labels],
+        all_shortened(labels, _LONGEST),
         frameon=False,
         fontsize=_SIZE,
         ncols=columns,
@@ -136,7 +143,7 @@ class _RankAxis:
         self.width = COLUMN
         if self.count > _FEW or max(map(len, names)) > 18:
             self.width = PAGE
-        longest = max(len(shortened(name, _LONGEST)) for name in names)
+        longest = max(map(len, all_shortened(names, _LONGEST)))
         self.aside = min(longest * _CHARACTER + 0.18, 0.37 * self.width)  # for names
         self.first_row = self.top + self.bar * (levels + 1)
         self.height = self.first_row + self.row * self.left + 0.06

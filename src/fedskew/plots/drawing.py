@@ -1,6 +1,6 @@
 """What all figures have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -45,6 +45,11 @@ def shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return text[: most - 1] + "…"
+
+
+def all_shortened(names: Iterable[str], most: int) -> list[str]:
+    """Return names of at most so many characters each."""
+    return [shortened(name, most) for name in names]
 
 
 def only_point(x: Sequence[float]) -> str:

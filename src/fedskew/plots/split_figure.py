@@ -8,16 +8,14 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.federation import Federation
-from fedskew.heterogeneity.result import Heterogeneity
-from fedskew.plots.drawing import as_written
+from fedskew.heterogeneity.result import Heterogeneity, Spread
+from fedskew.plots.drawing import OKABE_ITO, all_shortened, as_written, shortened
 from fedskew.plots.findings_figure import draw_aucs, draw_effects
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that stay apart for colour-blind eyes (Okabe and Ito).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MOST_BUBBLES = 20  # clients, and classes, up to which bubbles can be distinguished
 _MOST_CLIENTS = 250  # rows of a heat map; above that, clients at even steps
 _BINS = 30
@@ -38,13 +36,16 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
 
     With findings about single clients also their effect sizes and the classifier two-sample test.
     """
-    more = found.findings is not None
-    figure = _figure(18.5 if more else 13, 7.2)
-    widths = (1.15, 1, 1.15) if more else (1.15, 1)
-    grid = figure.add_gridspec(2, len(widths), width_ratios=widths, height_ratios=(1.25, 1))
-    matrix, density, table = (
-        figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1])
-    )
+    width = 13.0
+    columns = [1.15, 1]
+    if found.findings is not None:
+        width = 18.5
+        columns.append(1.15)
+    figure = _figure(width, 7.2)
+    grid = figure.add_gridspec(2, len(columns), width_ratios=columns, height_ratios=(1.25, 1))
+    matrix = figure.add_subplot(grid[:, 0])
+    density = figure.add_subplot(grid[0, 1])
+    table = figure.add_subplot(grid[1, 1])
     if fed.clients <= _MOST_BUBBLES and len(fed.label_columns.names) <= _MOST_BUBBLES:
         _draw_bubbles(matrix, fed)
     else:
@@ -54,7 +55,7 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
     if found.findings is not None:
         draw_effects(figure.add_subplot(grid[0, 2]), found.findings)
         draw_aucs(figure.add_subplot(grid[1, 2]), found.findings)
-    figure.suptitle(_short(title, 150), fontsize=10)
+    figure.suptitle(shortened(title, 150), fontsize=10)
     return _content(figure, ending)
 
 
@@ -73,14 +74,11 @@ def draw_sweep(
     image: Any = None
     for axes, (name, fed) in zip(all_axes.flat, feds.items(), strict=False):
         image = _heat(axes, _shares(fed, _some_clients(fed)), 1.0)
+        view = "features"
         if "labels" in found[name].views:
             view = "labels"
-        else:
-            view = "features"
-        axes.set_title(
-            f"{name}\nHellinger of {view} {found[name].views[view]['hellinger'].mean:.2f}",
-            fontsize=9,
-        )
+        distance = found[name].views[view]["hellinger"].mean
+        axes.set_title(f"{name}\nHellinger of {view} {distance:.2f}", fontsize=9)
         axes.set_xlabel(fed.label_columns.title, fontsize=8)
         _name_clients(axes, fed, 8)
         axes.tick_params(labelsize=7)
@@ -88,7 +86,7 @@ def draw_sweep(
     for axes in all_axes.flat[len(feds) :]:
         axes.set_visible(False)
     figure.colorbar(image, ax=all_axes, label=_SHARE, shrink=0.8)
-    figure.suptitle(_short(title, 120), fontsize=10)
+    figure.suptitle(shortened(title, 120), fontsize=10)
     return _content(figure, ending)
 
 
@@ -106,19 +104,12 @@ def _content(figure: "Figure", ending: str) -> bytes:
     from matplotlib import rc_context
 
     content = io.BytesIO()
+    metadata = {"Date": None}
     if ending == "png":
         metadata = {"Software": None}
-    else:
-        metadata = {"Date": None}
     with rc_context({"svg.hashsalt": "fedskew"}):
         figure.savefig(content, format=ending, metadata=metadata)
     return content.getvalue()
-
-
-def _short(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    return text[: most - 1] + "…"
 
 
 # -- classes by client -------------------------------------------------------------------------------------------------
@@ -157,15 +148,17 @@ def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
     """Label the rows of a heat map with client numbers, and with the number of omitted clients, if any."""
     clients = _some_clients(fed)
     shown = np.unique(np.linspace(0, len(clients) - 1, min(most, len(clients))).astype(np.int64))
-    axes.set_yticks(shown, [_called(fed, client) for client in clients[shown].tolist()], fontsize=8)
-    axes.set_ylabel(
-        "client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients:,})"
-    )
+    called = [_called(fed, client) for client in clients[shown].tolist()]
+    axes.set_yticks(shown, called, fontsize=8)
+    if len(clients) == fed.clients:
+        axes.set_ylabel("client")
+    else:
+        axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
 
 
 def _called(fed: Federation, client: int) -> str:
     if fed.named:
-        return _short(fed.client_names[client], 16)
+        return shortened(fed.client_names[client], 16)
     return f"{client:,}"
 
 
@@ -179,22 +172,18 @@ def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
         _name_classes(axes, fed)
     title = fed.label_columns.title
     axes.set_xlabel(title)
-    axes.set_title(
-        "classes of each client" if title == "class" else f"rows of each client by {title}",
-        fontsize=9,
-    )
+    if title == "class":
+        axes.set_title("classes of each client", fontsize=9)
+    else:
+        axes.set_title(f"rows of each client by {title}", fontsize=9)
 
 
 def _name_classes(axes: "Axes", fed: Federation) -> None:
-    names = [_short(name, 12) for name in fed.label_columns.names]
-    wide = sum(map(len, names)) > 60
-    axes.set_xticks(
-        range(len(names)),
-        names,
-        rotation=60 if wide else 0,
-        ha="right" if wide else "center",
-        fontsize=8,
-    )
+    names = all_shortened(fed.label_columns.names, 12)
+    rotation, aligned = 0, "center"
+    if sum(map(len, names)) > 60:
+        rotation, aligned = 60, "right"
+    axes.set_xticks(range(len(names)), names, rotation=rotation, ha=aligned, fontsize=8)
 
 
 def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
@@ -209,7 +198,7 @@ def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
         label,
         client,
         s=(0.86 * cell) ** 2 * held / held.max(),
-        color=_COLOURS[0],
+        color=OKABE_ITO[0],
         alpha=0.85,
         linewidths=0,
     )
@@ -243,14 +232,13 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
     edges = _edges(fed, feature)
     clients = _some_clients(fed)
     shares = np.stack([_histogram(fed, feature, int(client), edges) for client in clients])
-    if fed.clients <= len(_COLOURS):
+    if fed.clients <= len(OKABE_ITO):
         for client, share in enumerate(shares):
+            label = f"client {client}"
             if fed.named:
                 label = _called(fed, client)
-            else:
-                label = f"client {client}"
-            axes.stairs(share, edges, color=_COLOURS[client], label=label, linewidth=1.6)
-            axes.stairs(share, edges, color=_COLOURS[client], fill=True, alpha=0.15)
+            axes.stairs(share, edges, color=OKABE_ITO[client], label=label, linewidth=1.6)
+            axes.stairs(share, edges, color=OKABE_ITO[client], fill=True, alpha=0.15)
         axes.legend(frameon=False, fontsize=8)
         axes.set_ylabel(_SHARE)
         axes.spines[["top", "right"]].set_visible(False)
@@ -289,7 +277,7 @@ def _histogram(fed: Federation, feature: int, client: int, edges: Floats) -> Flo
 
 def _feature_name(fed: Federation, feature: int) -> str:
     if len(fed.data.shape) == 1 and feature < len(fed.data.features):
-        return _short(fed.data.features[feature], 60)
+        return shortened(fed.data.features[feature], 60)
     place = ", ".join(map(str, np.unravel_index(feature, fed.data.shape)))
     if len(fed.data.shape) > 1:
         return f"feature ({place})"
@@ -303,15 +291,11 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
     """Draw the table of mean and worst distances of two clients."""
     axes.set_axis_off()
     names = list(next(iter(found.views.values())))
+    rows = []
     cells = []
-    for spreads in found.views.values():
-        cells.append(
-            [
-                f"{spreads[name].mean:.3f}\n{spreads[name].worst:.3f} / {_number(spreads[name].by_chance)}"
-                for name in names
-            ]
-        )
-    rows = [_VIEW_NAMES[view] for view in found.views]
+    for view, spreads in found.views.items():
+        rows.append(_VIEW_NAMES[view])
+        cells.append([_distances(spreads[name]) for name in names])
     place: Any = (0.0, 0.2, 1.0, 0.72)  # the stubs want a Bbox, the documentation four numbers
     table = axes.table(cells, rowLabels=rows, colLabels=names, cellLoc="center", bbox=place)
     table.auto_set_font_size(False)
@@ -326,7 +310,9 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
     axes.text(0.5, 0.08, note, ha="center", va="center", fontsize=8, transform=axes.transAxes)
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3f}"
+def _distances(spread: Spread) -> str:
+    """Return the mean distance, below it the worst and what chance makes."""
+    by_chance = "–"
+    if spread.by_chance is not None:
+        by_chance = f"{spread.by_chance:.3f}"
+    return f"{spread.mean:.3f}\n{spread.worst:.3f} / {by_chance}"

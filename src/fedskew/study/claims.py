@@ -213,9 +213,12 @@ def judge_above(level: Level, bound: float) -> Judged:
     """Return whether every mean is at least the bound."""
     if _too_few(level, 1):
         return _TOO_FEW
-    short = [mean for mean in level.means.values() if mean < bound - _ROUNDING]
+    short = 0
+    for mean in level.means.values():
+        if mean < bound - _ROUNDING:
+            short += 1
     if short:
-        reason = f"below {bound:g} in {len(short)} of {len(level.means)} cases"
+        reason = f"below {bound:g} in {short} of {len(level.means)} cases"
         return _judge_level(level, level.lines(), reason)
     return _judge_level(level, level.lines())
 

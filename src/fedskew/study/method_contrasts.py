@@ -94,23 +94,26 @@ def contrast(rival: str, pairs: Sequence[CasePair]) -> Contrast:
     Cases in which a run of the rival has none (it diverged) are left out, if there are others and unless the rival is
     the better one in the seeds that remain.
     """
-    diverged = [pair.case for pair in pairs if _rival_diverged(pair)]
-    with_numbers = [pair for pair in pairs if pair.differences]
-    compared = [pair for pair in with_numbers if pair.case not in diverged] or with_numbers
+    diverged, unmeasured, with_numbers = [], [], []
+    for pair in pairs:
+        if _rival_diverged(pair):
+            diverged.append(pair.case)
+        if not pair.measured:
+            unmeasured.append(pair.case)
+        if pair.differences:
+            with_numbers.append(pair)
+    compared = [pair for pair in with_numbers if pair.case not in diverged]
+    left_out = diverged
+    if not compared:
+        compared = with_numbers
+        left_out = [pair.case for pair in pairs if pair.case in diverged and not pair.differences]
     seeds = _shared_seeds(compared)
     wins = 0
-    for pair in compared:
-        if seeds and fmean(pair.differences[seed] for seed in seeds) > 0:
-            wins += 1
-    kept = [pair.case for pair in compared]
-    return Contrast(
-        rival,
-        differences=[fmean(pair.differences[seed] for pair in compared) for seed in seeds],
-        wins=wins,
-        cases=len(compared),
-        unmeasured=[pair.case for pair in pairs if not pair.measured],
-        left_out=[case for case in diverged if case not in kept],
-    )
+    differences: list[float] = []
+    if seeds:
+        wins = _wins(compared, seeds)
+        differences = _means_over_cases(compared, seeds)
+    return Contrast(rival, differences, wins, len(compared), unmeasured, left_out)
 
 
 def _rival_diverged(pair: CasePair) -> bool:
@@ -129,3 +132,20 @@ def _shared_seeds(pairs: Sequence[CasePair]) -> list[int]:
     for pair in others:
         shared &= pair.differences.keys()
     return sorted(shared)
+
+
+def _wins(pairs: Sequence[CasePair], seeds: Sequence[int]) -> int:
+    """Return in how many cases the method is better, on average over the seeds."""
+    wins = 0
+    for pair in pairs:
+        if fmean(pair.differences[seed] for seed in seeds) > 0:
+            wins += 1
+    return wins
+
+
+def _means_over_cases(pairs: Sequence[CasePair], seeds: Sequence[int]) -> list[float]:
+    """Return the mean difference of every seed."""
+    means = []
+    for seed in seeds:
+        means.append(fmean(pair.differences[seed] for pair in pairs))
+    return means

@@ -45,11 +45,11 @@ def paired_interval(
     from scipy.stats import t
 
     mean, std = mean_and_std(np.asarray(differences).tolist())
+    deviation = std or 0.0
     if by_chance:
-        std = _hidden_deviation(mean, std)
-    else:
-        std = std or 0.0
-    half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
+        deviation = _hidden_deviation(mean, std)
+    count = len(differences)
+    half = float(t.ppf(0.5 + share / 2, count - 1)) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 
@@ -70,7 +70,8 @@ def paired_p(differences: Sequence[float]) -> float:
     deviation = _hidden_deviation(mean, std)
     if deviation == 0:
         return 1.0
-    p = float(2 * t.sf(abs(mean) / (deviation / math.sqrt(len(differences))), len(differences) - 1))
+    count = len(differences)
+    p = float(2 * t.sf(abs(mean) / (deviation / math.sqrt(count)), count - 1))
     return max(p, LEAST_P)
 
 
@@ -87,12 +88,12 @@ def holm(found: Mapping[Key, float]) -> dict[Key, float]:
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
     """
-    result = dict[Key, float]()
+    corrected = dict[Key, float]()
     least = 0.0
     for place, (key, p) in enumerate(sorted(found.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(found) - place) * p))
-        result[key] = least
-    return result
+        corrected[key] = least
+    return corrected
 
 
 def said_p(p: float) -> str:
@@ -101,8 +102,11 @@ def said_p(p: float) -> str:
     >>> said_p(0.0123), said_p(0.0497), said_p(0.04996)
     ('0.012', '0.0497', '0.04996')
     """
-    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
-    return next((text for text in texts if (float(text) < LEVEL) == (p < LEVEL)), repr(p))
+    for digits in range(2, 17):
+        text = f"{p:.{digits}g}"
+        if (float(text) < LEVEL) == (p < LEVEL):
+            return text
+    return repr(p)
 
 
 @dataclass(frozen=True)
@@ -130,95 +134,132 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
         if blocks:
             means[name] = fmean(blocks.values())
     if len(means) < 2:
-        return Verdict(
-            next(iter(means), None),
-            None,
-            {},
-            {},
-            "There is nothing to compare: fewer than two methods have a score.",
-        )
+        says = "There is nothing to compare: fewer than two methods have a score."
+        return Verdict(next(iter(means), None), None, {}, {}, says)
     best = max(means, key=means.__getitem__)
-    shared = {pair: _differences(scores, *pair) for pair in combinations(means, 2)}
-    tested = holm(
-        {pair: paired_p(some) for pair, some in shared.items() if len(some) >= FEWEST_BLOCKS}
-    )
-    others = [name for name in means if name != best]
-    pairs = {}
-    for other in others:
-        if (best, other) in shared:
-            pairs[other] = (best, other)
-        else:
-            pairs[other] = (other, best)
-    signs = {}
-    for other, pair in pairs.items():
-        if pair[0] == best:
-            signs[other] = 1
-        else:
-            signs[other] = -1
-    differences = {}
-    for other, pair in pairs.items():
-        if shared[pair]:
-            differences[other] = signs[other] * fmean(shared[pair])
-    p_values = {}
-    for other, pair in pairs.items():
-        if pair in tested:
-            p_values[other] = tested[pair]
-    untested = [other for other in others if other not in p_values]
+    pairs = _pairs(scores, list(means))
+    differences, p_values = _against_best(best, pairs)
+    untested = [name for name in means if name != best and name not in p_values]
     if untested:
-        fewest = min(len(shared[pairs[other]]) for other in untested)
-        says = (
-            f"Nothing can be said about who is ahead: {fewest} {'block has' if fewest == 1 else 'blocks have'} a score "
-            f"of both {best} and {untested[0]}, and a test needs {FEWEST_BLOCKS} (blocks are seeds, times skews)."
-        )
-        return Verdict(best, None, differences, p_values, says)
-    level = []
-    for other in others:
-        if p_values[other] >= LEVEL or differences[other] <= 0:
-            level.append(other)
-    if len(shared) > 1:
-        pairs_said = f"{len(shared)} pairs"
-    else:
-        pairs_said = "one pair"
-    over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {pairs_said}"
+        return Verdict(best, None, differences, p_values, _untested(best, untested, pairs))
+    tests = _tests(pairs)
+    level = _not_beaten(differences, p_values)
+    winner = None
     if level:
-        if len(level) > 3:
-            more = f" and {len(level) - 3} more"
-        else:
-            more = ""
-        equal = []
-        for other in others:
-            if means[best] - means[other] <= _ROUNDING * abs(means[best]):
-                equal.append(other)
-        if equal:
-            which = f"{' and '.join([best, *equal])} share the best mean"
-        else:
-            which = f"{best} has the best mean"
-        near = ", ".join(level[:3]) + more
-        says = f"No method is ahead: {which}, without a difference beyond noise to {near} ({over})."
+        near = _first_few(level)
+        says = f"No method is ahead: {_who_leads(best, means)}, without a difference beyond noise to {near} ({tests})."
     elif failed.get(best):
-        says = f"No method is ahead: {best} is better than all others, but {failed[best]} of its runs failed ({over})."
+        says = f"No method is ahead: {best} is better than all others, but {failed[best]} of its runs failed ({tests})."
     else:
+        winner = best
         worst = max(p_values.values())
-        return Verdict(
-            best,
-            best,
-            differences,
-            p_values,
-            f"{best} is ahead of all others (p ≤ {said_p(worst)}; {over}).",
-        )
-    return Verdict(best, None, differences, p_values, says)
+        says = f"{best} is ahead of all others (p ≤ {said_p(worst)}; {tests})."
+    return Verdict(best, winner, differences, p_values, says)
+
+
+Pairs = Mapping[
+    tuple[str, str], Sequence[float]
+]  # differences of two methods, the first minus the second
+
+
+def _pairs(scores: Scores, names: Sequence[str]) -> dict[tuple[str, str], list[float]]:
+    """Return the differences of all pairs of methods in the blocks that both have."""
+    pairs = {}
+    for one, other in combinations(names, 2):
+        pairs[one, other] = _differences(scores, one, other)
+    return pairs
 
 
 def _differences(scores: Scores, one: str, other: str) -> list[float]:
     """Return the differences of two methods in the blocks that both have; what rounding explains is 0."""
-    pairs = []
-    for block in scores[one]:
-        if block in scores[other]:
-            pairs.append((scores[one][block], scores[other][block]))
-    result: list[float] = []
-    for a, b in pairs:
-        result.append(a - b if abs(a - b) > _ROUNDING * max(abs(a), abs(b)) else 0.0)
-    return result
+    differences = []
+    for block, score in scores[one].items():
+        if block not in scores[other]:
+            continue
+        difference = score - scores[other][block]
+        if abs(difference) <= _ROUNDING * max(abs(score), abs(scores[other][block])):
+            difference = 0.0
+        differences.append(difference)
+    return differences
+
+
+def _against_best(best: str, pairs: Pairs) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the mean difference of the best method to every other and its corrected p-value, where there is one."""
+    tested = {}
+    for pair, differences in pairs.items():
+        if len(differences) >= FEWEST_BLOCKS:
+            tested[pair] = paired_p(differences)
+    corrected = holm(tested)
+    means = {}
+    p_values = {}
+    for (one, other), differences in pairs.items():
+        if best not in (one, other):
+            continue
+        if one == best:
+            name, sign = other, 1
+        else:
+            name, sign = one, -1
+        if differences:
+            means[name] = sign * fmean(differences)
+        if (one, other) in corrected:
+            p_values[name] = corrected[one, other]
+    return means, p_values
+
+
+def _untested(best: str, untested: Sequence[str], pairs: Pairs) -> str:
+    """Return that some methods share too few blocks with the best one."""
+    shared = []
+    for other in untested:
+        pair = (best, other)
+        if pair not in pairs:
+            pair = (other, best)
+        shared.append(len(pairs[pair]))
+    fewest = min(shared)
+    if fewest == 1:
+        blocks = "1 block has"
+    else:
+        blocks = f"{fewest} blocks have"
+    return (
+        f"Nothing can be said about who is ahead: {blocks} a score of both {best} and {untested[0]}, "
+        f"and a test needs {FEWEST_BLOCKS} (blocks are seeds, times skews)."
+    )
+
+
+def _not_beaten(differences: Mapping[str, float], p_values: Mapping[str, float]) -> list[str]:
+    """Return the methods that the best one is not better than beyond noise."""
+    names = []
+    for name, p in p_values.items():
+        if p >= LEVEL or differences[name] <= 0:
+            names.append(name)
+    return names
+
+
+def _tests(pairs: Pairs) -> str:
+    """Return how methods were compared."""
+    corrected = "one pair"
+    if len(pairs) > 1:
+        corrected = f"{len(pairs)} pairs"
+    blocks = min(map(len, pairs.values()))
+    return f"paired t-tests over {blocks} blocks, Holm's correction for {corrected}"
+
+
+def _who_leads(best: str, means: Mapping[str, float]) -> str:
+    """Return who has the best mean, or who share it."""
+    leaders = [best]
+    for name, mean in means.items():
+        if name != best and means[best] - mean <= _ROUNDING * abs(means[best]):
+            leaders.append(name)
+    if len(leaders) > 1:
+        return f"{' and '.join(leaders)} share the best mean"
+    return f"{best} has the best mean"
+
+
+def _first_few(names: Sequence[str]) -> str:
+    """Return three of the names and how many more there are."""
+    few = ", ".join(names[:3])
+    if len(names) > 3:
+        return f"{few} and {len(names) - 3} more"
+    return few
 
 
 @dataclass(frozen=True)
@@ -253,11 +294,10 @@ def no_ranks(scores: Scores) -> str:
 def _complete(scores: Scores) -> list[Hashable]:
     """Return the blocks in which every method has a score."""
     first, *others = scores.values()
-    result: list[Hashable] = []
-    for block in first:
-        if all(block in other for other in others):
-            result.append(block)
-    return result
+    blocks = set(first)
+    for other in others:
+        blocks &= other.keys()
+    return [block for block in first if block in blocks]
 
 
 def ranks(scores: Scores) -> Ranks:
@@ -266,9 +306,11 @@ def ranks(scores: Scores) -> Ranks:
 
     names = list(scores)
     blocks = _complete(scores)
-    table = np.array([[scores[name][block] for name in names] for block in blocks])
-    count, k = table.shape
-    ranked = rankdata(-table, axis=1)
+    table = []
+    for block in blocks:
+        table.append([scores[name][block] for name in names])
+    ranked = rankdata(-np.array(table), axis=1)
+    count, k = ranked.shape
     mean = ranked.mean(0)
     p = friedman_p(ranked)
     distance = (
@@ -297,7 +339,9 @@ def friedman_p(ranked: Floats) -> float:
     if exact is not None:
         return max(exact, LEAST_P)
     count, k = ranked.shape
-    shared = math.prod(math.factorial(times) for times in Counter(doubled[0].tolist()).values())
+    shared = 1  # arrangements of a block that are the same, as ranks are shared
+    for times in Counter(doubled[0].tolist()).values():
+        shared *= math.factorial(times)
     least = max(math.pow(shared / math.factorial(k), count - 1), LEAST_P)  # where all blocks agree
     if (doubled == doubled[0]).all():
         return least
@@ -327,7 +371,11 @@ def _exact_p(ranked: Ints) -> float | None:
         sums = dict(counts)
         total = total * len(ways)
     observed = _spread(ranked.sum(0).tolist())
-    return sum(times for found, times in sums.items() if _spread(found) >= observed) / total
+    as_far = 0
+    for found, times in sums.items():
+        if _spread(found) >= observed:
+            as_far += times
+    return as_far / total
 
 
 def _spread(sums: Sequence[int]) -> int:
@@ -338,12 +386,10 @@ def _spread(sums: Sequence[int]) -> int:
 def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:
     """Return the largest groups of neighbours whose first and last differ by at most the distance."""
     names = list(means)
-    result = list[list[str]]()
+    groups = list[list[str]]()
     for at, first in enumerate(names):
-        group = []
-        for name in names[at:]:
-            if means[name] - means[first] <= distance:
-                group.append(name)
-        if len(group) > 1 and not (result and set(group) <= set(result[-1])):
-            result.append(group)
-    return result
+        group = [name for name in names[at:] if means[name] - means[first] <= distance]
+        in_last = bool(groups) and set(group) <= set(groups[-1])
+        if len(group) > 1 and not in_last:
+            groups.append(group)
+    return groups

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,9 @@ class Trials:
         self.model = model
         self.settings = settings
         self.metric = metric
-        self.feds = [_without_test_rows(fed, settings.seed + number) for number in range(seeds)]
+        self.feds = []
+        for number in range(seeds):
+            self.feds.append(_without_test_rows(fed, settings.seed + number))
         self.deadline = time.monotonic() + seconds
         self.rounds = settings.rounds
 
@@ -98,9 +100,8 @@ class Trials:
     def score(self, method: str, **changed: Any) -> Scores | None:
         """Return the scores of a method; None if a run diverged or the time was up before the last round."""
         began = time.monotonic()
-        runs = self._run(method, self.rounds, changed)
         ended = []
-        for run in runs:
+        for run in self._run(method, self.rounds, changed):
             if isinstance(run, Run) and run.summary["rounds"] == self.rounds:
                 ended.append(run)
         if len(ended) < len(self.feds):
@@ -108,28 +109,33 @@ class Trials:
         halfway, everywhere = None, None
         if ended[0].server.has_common_model:
             halfway, everywhere = np.transpose([self._everywhere(run) for run in ended])
-        own = np.array(
-            [[row[self.metric] for row in run.tables["final"]] for run in ended], dtype=np.float64
+        own = []
+        sent = []
+        for run in ended:
+            own.append([row[self.metric] for row in run.tables["final"]])
+            sent.append(run.summary["bytes_up"] + run.summary["bytes_down"])
+        return Scores(
+            everywhere,
+            np.array(own, dtype=np.float64),
+            halfway,
+            bytes_a_round=float(np.mean(sent)) / self.rounds,
+            seconds=time.monotonic() - began,
         )
-        sent = (
-            float(np.mean([run.summary["bytes_up"] + run.summary["bytes_down"] for run in ended]))
-            / self.rounds
-        )
-        return Scores(everywhere, own, halfway, sent, time.monotonic() - began)
 
     def _everywhere(self, run: Run) -> tuple[float, float]:
         """Return the metric on the rows of all clients, after half of the rounds and at the end."""
         column = f"test_{self.metric}"
-        found = []
-        for row in run.tables["rounds"]:
-            if row.get(column) is not None:
-                found.append(row[column])
-        return float(found[0]), float(found[-1])
+        scored = [row[column] for row in run.tables["rounds"] if row.get(column) is not None]
+        return float(scored[0]), float(scored[-1])
 
     def _run(
         self, method: str, rounds: int, changed: Mapping[str, Any]
     ) -> "Sequence[Run | DivergedError]":
-        stop: Callable[..., bool] = lambda *_: self.left < 0  # noqa: E731
+        """Train with every seed, side by side, until the time is up."""
+
+        def time_is_up(*_: object) -> bool:
+            return self.left < 0
+
         settings = replace(
             self.settings,
             rounds=rounds,
@@ -139,19 +145,13 @@ class Trials:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # every trial would say the same of the same clients
-            return side_by_side(
-                [
-                    starting(
-                        fed,
-                        self.model,
-                        resolve(method),
-                        replace(settings, seed=settings.seed + i),
-                        False,
-                        Watch(stop),
-                    )
-                    for i, fed in enumerate(self.feds)
-                ]
-            )
+            runs = []
+            for number, fed in enumerate(self.feds):
+                seeded = replace(settings, seed=settings.seed + number)
+                runs.append(
+                    starting(fed, self.model, resolve(method), seeded, False, Watch(time_is_up))
+                )
+            return side_by_side(runs)
 
 
 def _without_test_rows(fed: Federation, seed: int) -> Federation:
