@@ -568,7 +568,7 @@ def test_a_run_of_an_older_version_has_no_shared_score_either(
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=4, client_test=0.2)
     with monkeypatch.context() as older:
         older.setattr(Scorer, "has_common_model", property(shared_in_part))
-        older.setattr("fedskew.runs.execute.facts", without)
+        older.setattr("fedskew.runs.summary.facts", without)
         for method in ("fedavg", "fedper", "ditto", "local"):
             fs.train(fed, "mlp:hidden=8", method, rounds=2, folder=tmp_path / method)
         shutil.copytree(

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -43,7 +43,7 @@ class Run:
 
     summary: Row
     folder: Path | None
-    _source: InMemory | OnDisk = field(repr=False)
+    _source: InMemory | OnDisk  # where its facts come from
 
     def __repr__(self) -> str:
         return one_line("Run", said_of(self.summary, self.folder))
