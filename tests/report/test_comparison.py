@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.cli.console import _mean
+from fedskew.cli.console.summary_table import mean_text
 from fedskew.cli.run_command import COMPARED
 from fedskew.core.config import read_file
 from fedskew.plots.comparison_figures import COLUMN, PAGE, draw_ranks
@@ -790,5 +790,5 @@ def test_the_table_of_the_terminal(
     head = next(line for line in lines if line.startswith("method"))
     assert head.split()[-2:] == ["seeds", "p"]
     assert any(re.match(r"fedavgm +9e\+18 +failed +failed", line) for line in lines)
-    assert "(1 of 3)" in _mean([4, None, None], 1, 0)
-    assert _mean([2e25, 4e25], 1, 1) == "3e+25 ± 1.4e+25"
+    assert "(1 of 3)" in mean_text([4, None, None], 1, 0)
+    assert mean_text([2e25, 4e25], 1, 1) == "3e+25 ± 1.4e+25"

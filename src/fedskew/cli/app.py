@@ -28,6 +28,7 @@ from fedskew.cli import (
     split,
     status_command,
 )
+from fedskew.cli.console import complain, system_error_text, usage_error_text
 from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import import_modules
@@ -75,23 +76,19 @@ def main() -> None:
     try:
         code = _run_the_command()
     except _StoppedError as stopped:
-        code = _complain(str(stopped), stopped.code)
+        code = complain(str(stopped), stopped.code)
     except _UsageError as problem:
-        if problem.ctx and problem.message:
-            where = f" (see {problem.ctx.command_path} --help)"
-        else:
-            where = ""
-        code = _complain(problem.format_message().rstrip(".") + where)
+        code = complain(usage_error_text(problem))
     except FedskewError as problem:
-        code = _complain(str(problem))
+        code = complain(str(problem))
     except BrokenPipeError:  # the reader of the output has closed the pipe, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as problem:  # such as a file without permission, a failing disk
-        code = _complain(
-            f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
-        )
-    sys.exit(code if isinstance(code, int) else 0)
+        code = complain(system_error_text(problem))
+    if not isinstance(code, int):
+        code = 0
+    sys.exit(code)
 
 
 def _run_the_command() -> Any:
@@ -112,12 +109,6 @@ def _run_the_command() -> Any:
         return app(standalone_mode=False)
     finally:
         leave_torchrun()
-
-
-def _complain(message: str, code: int = 2) -> int:
-    if message:  # without a command, Typer has shown the help
-        print(f"fedskew: {' '.join(message.split())}", file=sys.stderr)
-    return code
 
 
 def _show_version(asked: bool) -> None:

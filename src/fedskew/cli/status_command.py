@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedskew.cli.command import Once
-from fedskew.cli.console import console_for, duration, escape, headline, shown
+from fedskew.cli.console import console_for, duration, escape, headline, metric_value
 from fedskew.core.notebook import few
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _lines(now: "Status") -> dict[str, str]:
         for part in ("validation", "test", "own_test"):
             for metric, value in [headline(now.metrics, part)]:
                 if value is not None:
-                    scores.append(f"{part} {metric} {shown(metric, value)}")
+                    scores.append(f"{part} {metric} {metric_value(metric, value)}")
         lines["scores"] = f"{', '.join(scores)} (round {now.evaluated})"
     if now.seconds_per_round is not None:
         if now.seconds_left is not None:

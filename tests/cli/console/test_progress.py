@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedskew.cli.console import Progress, log_lines, show_progress
+from fedskew.cli.console import show_progress
+from fedskew.cli.console.progress_lines import log_lines
+from fedskew.cli.console.run_progress import Progress
 
 
 def row(number: int, **more: Any) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def test_an_error_of_the_log_does_not_stop_a_training(monkeypatch: pytest.Monkey
 
 def test_a_narrow_terminal_has_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=50, height=20)
-    monkeypatch.setattr("fedskew.cli.console.Console", lambda **look: screen)
+    monkeypatch.setattr("fedskew.cli.console.progress.Console", lambda **look: screen)
     with show_progress(["fedavg"], 10) as callbacks_of:
         (callback,) = callbacks_of("fedavg")
         callback.on_run_start(None, None, [])
