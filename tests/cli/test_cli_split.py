@@ -318,5 +318,8 @@ def test_bad_measuring_is_one_line(
 
 
 def test_help_of_both_needs_no_torch() -> None:
-    code = "import sys; from fedskew.cli import app, split; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys; from fedskew.cli import app, measure_command, split_command; "
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -200,7 +200,7 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
         run.summary["algorithm"] = STRANGE
         run.record.config["algorithm"] = {"name": STRANGE}
     from fedskew.report.comparison_files import latex, markdown
-    from fedskew.report.page import comparison_page
+    from fedskew.report.comparison_page import comparison_page
 
     page = comparison_page(found).decode()
     assert "<script>alert(1)" not in page

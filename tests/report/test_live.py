@@ -19,8 +19,8 @@ import pytest
 import fedskew as fs
 from fedskew.cli.app import main
 from fedskew.report import live
+from fedskew.report.html_page import live_page
 from fedskew.report.live import LivePage, serving
-from fedskew.report.page import live_page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -1,17 +1,20 @@
 """The command ``fedskew advise``: measure the clients, try methods within a time budget, and recommend one."""
 
-import inspect
 import shlex
 import sys
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedskew.cli.command import Once
-from fedskew.cli.run_command import options_as_parameters
-from fedskew.cli.split import Data
+from fedskew.cli.partition_options import Data
+from fedskew.cli.run_command import with_settings
 from fedskew.core.config import Experiment, Settings
+
+if TYPE_CHECKING:
+    from fedskew.advice.advise import Advice
 
 _PANELS = {
     "Data and clients": ("skew", "clients", "bins", "split_seed"),
@@ -39,13 +42,7 @@ _OWN: dict[str, tuple[Any, Any]] = {
 
 def add_to(app: typer.Typer) -> None:
     """Add ``advise`` to the command line."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = []
-    for name, (note, usual) in _OWN.items():
-        own.append(inspect.Parameter(name, kind, default=usual, annotation=note))
-    parameters = [*own, *options_as_parameters(_PANELS)]
-    advise.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    advise.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_settings(advise, _OWN, _PANELS)
     app.command(cls=Once)(advise)
 
 
@@ -67,34 +64,50 @@ def advise(
     from fedskew.runs.federate import federate
     from fedskew.runs.folder import to_json
 
-    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"rounds": 100, **chosen}
     if data:
         values["data"] = together(data)
-    experiment = Experiment(**{"rounds": 100, **values})
-    settings = {
-        name: getattr(experiment, name)
-        for name in values
-        if name in {field.name for field in fields(Settings)}
-    }
+    experiment = Experiment(**values)
+    say = None
+    if not as_json:
+        say = _say
+    settings = _settings(experiment, chosen)
     fed = federate(experiment)
-    say = (
-        (lambda line: None) if as_json else (lambda line: print(line, file=sys.stderr, flush=True))
-    )
     found = advised(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
     if as_json:
         print(to_json(found.as_dict()))
         return
     print(found)
-    kept = {
-        name: value
-        for name, value in given.items()
-        if value is not None and name not in ("lr", "rounds", "seed")
-    }
-    words = [*(word for text in data or () for word in ("--data", text))]
-    words += [
-        word for name, value in kept.items() for word in ("--" + name.replace("_", "-"), value)
-    ]
-    for method in dict.fromkeys(recommended.method for recommended in found.recommendations):
-        print(
-            shlex.join(["fedskew", "run", *words, "--algorithm", method, "--lr", f"{found.lr:g}"])
-        )
+    for command in _commands(found, data or [], chosen):
+        print(command)
+
+
+def _settings(experiment: Experiment, chosen: Container[str]) -> dict[str, Any]:
+    """Return the settings of the training that were given; the others are chosen by the advice itself."""
+    settings = {}
+    for field in fields(Settings):
+        if field.name in chosen:
+            settings[field.name] = getattr(experiment, field.name)
+    return settings
+
+
+def _say(line: str) -> None:
+    """Print what is tried next."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _commands(found: "Advice", data: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
+    """Return the commands that train the recommended methods on the same clients."""
+    words = []
+    for text in data:
+        words += ["--data", text]
+    for name, value in chosen.items():
+        if name not in ("lr", "rounds", "seed"):
+            words += ["--" + name.replace("_", "-"), value]
+    methods = dict.fromkeys(recommended.method for recommended in found.recommendations)
+    commands = []
+    for method in methods:
+        train = ["fedskew", "run", *words, "--algorithm", method, "--lr", f"{found.lr:g}"]
+        commands.append(shlex.join(train))
+    return commands

@@ -18,6 +18,7 @@ from fedskew.cli import (
     export_command,
     keys_command,
     listing,
+    measure_command,
     node_command,
     paper_command,
     predict_command,
@@ -25,7 +26,7 @@ from fedskew.cli import (
     resume_command,
     run_command,
     server_command,
-    split,
+    split_command,
     status_command,
 )
 from fedskew.cli.console import complain, system_error_text, usage_error_text
@@ -147,7 +148,8 @@ for module in (
     report_command,
     predict_command,
     export_command,
-    split,
+    split_command,
+    measure_command,
     advise_command,
     paper_command,
     listing,

@@ -1,6 +1,8 @@
 """The commands ``fedskew data list``, ``check`` and ``fetch``."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,6 +11,11 @@ from rich.table import Table
 from fedskew.cli.command import Once
 from fedskew.cli.console import console_for, escape
 from fedskew.core.notebook import few
+
+if TYPE_CHECKING:
+    from fedskew.data.catalogue import Entry
+
+_SHOWN = 20  # classes and clients
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,26 +36,29 @@ def data_list() -> None:
     for title, wrap in (("name", False), ("here", False), ("what", True)):
         table.add_column(title, no_wrap=not wrap, overflow="fold")
     for entry in listing():
-        if entry.fetchable:
-            how = "fetch"
-        else:
-            how = "by hand"
-        state = {
-            "present": "yes",
-            "own": "your file",
-            "partly": f"partly, {how}",
-            "missing": f"no, {how}",
-        }[entry.state]
+        what = escape(entry.summary)
         if entry.licence:
-            licence = f"\n[dim]{escape(entry.licence)}[/dim]"
-        else:
-            licence = ""
-        table.add_row(entry.name, state, escape(entry.summary) + licence)
+            what += f"\n[dim]{escape(entry.licence)}[/dim]"
+        table.add_row(entry.name, _here(entry), what)
     console.print(table)
     console.print(
         "\n[dim]fetch: fedskew data fetch NAME gets it; by hand: fedskew data check NAME says what to put where[/dim]"
     )
     console.print(f"data folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
+
+
+def _here(entry: "Entry") -> str:
+    """Return whether a data set is on this machine, and how it would get there."""
+    if entry.state == "present":
+        return "yes"
+    if entry.state == "own":
+        return "your file"
+    here = "no"
+    if entry.state == "partly":
+        here = "partly"
+    if entry.fetchable:
+        return f"{here}, fetch"
+    return f"{here}, by hand"
 
 
 def data_check(
@@ -70,21 +80,13 @@ def data_check(
     console.print(
         f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}"
     )
-    shown = []
-    for label, count in list(facts.classes.items())[:20]:
-        shown.append(f"{label} {count:,}")
-    if len(facts.classes) > 20:
-        more = f" … and {len(facts.classes) - 20} more"
-    else:
-        more = ""
     if facts.classes:
-        console.print(
-            f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True
-        )
-    for client, count in list(facts.clients.items())[:20]:
+        line = f"  classes   {len(facts.classes)}: {escape(_first_classes(facts.classes))}"
+        console.print(line, soft_wrap=True)
+    for client, count in list(facts.clients.items())[:_SHOWN]:
         console.print(f"  client    {escape(client)}: {count:,} training rows", soft_wrap=True)
-    if len(facts.clients) > 20:
-        console.print(f"  clients   … and {len(facts.clients) - 20} more")
+    if len(facts.clients) > _SHOWN:
+        console.print(f"  clients   … and {len(facts.clients) - _SHOWN} more")
     if facts.licence:
         console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
     for note in facts.notes:
@@ -93,29 +95,43 @@ def data_check(
         console.print(f"  [bold]differs[/bold]   {escape(line)}", soft_wrap=True)
 
 
+def _first_classes(classes: Mapping[str, int]) -> str:
+    """Return the rows of the first classes, and how many more classes there are."""
+    words = []
+    for label, count in list(classes.items())[:_SHOWN]:
+        words.append(f"{label} {count:,}")
+    text = ", ".join(words)
+    if len(classes) > _SHOWN:
+        text += f" … and {len(classes) - _SHOWN} more"
+    return text
+
+
 def data_fetch(name: Annotated[str, typer.Argument(help="data set")]) -> None:
     """Download a data set from its publisher and verify it; an interrupted download is resumed."""
     from fedskew.data.download import fetch
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        paths = fetch(name)
+    if console.is_terminal:
+        paths = _fetch_with_bars(name, console)
     else:
-        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        with Progress(
-            TextColumn("{task.description}"),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=console,
-        ) as bars:
-            tasks: dict[str, Any] = {}
-
-            def show(file: str, done: int, total: int | None) -> None:
-                if file not in tasks:
-                    tasks[file] = bars.add_task(file, total=total)
-                bars.update(tasks[file], completed=done, total=total)
-
-            paths = fetch(name, show)
+        paths = fetch(name)
     for path in paths:
         print(path)
+
+
+def _fetch_with_bars(name: str, console: Console) -> tuple[Path, ...]:
+    """Download a data set, and show a bar for each of its files meanwhile."""
+    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedskew.data.download import fetch
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        return fetch(name, show)

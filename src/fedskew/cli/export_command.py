@@ -1,7 +1,8 @@
 """The command ``fedskew export``: write the model of a run as a program that needs no fedskew."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -52,14 +53,21 @@ def export(
 
     done = export_model(open_run(folder), out, cast("Format", format), client)
     for entry in done.described["inputs"]:
-        columns = []
-        for column in entry.get("columns", []):
-            columns.append(column if isinstance(column, str) else column["name"])
-        if columns:
-            named = f": {', '.join(columns)}"
-        else:
-            named = ""
-        print(f"input   {entry['name']} {entry['type']} {entry['shape']}{named}")
+        line = f"input   {entry['name']} {entry['type']} {entry['shape']}"
+        if entry.get("columns"):
+            line += f": {', '.join(_column_names(entry['columns']))}"
+        print(line)
     print(f"output  {done.described['output']}")
     print(f"checked on made rows: differs from the model by at most {done.difference:.1e}")
     print(f"file: {out}")
+
+
+def _column_names(columns: Sequence[str | Mapping[str, Any]]) -> list[str]:
+    """Return the names of columns, of which one with categories is described by more than its name."""
+    names = []
+    for column in columns:
+        if isinstance(column, str):
+            names.append(column)
+        else:
+            names.append(column["name"])
+    return names

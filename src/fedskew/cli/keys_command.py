@@ -48,5 +48,8 @@ def keys(
     """
     from fedskew.deploy.certificates import make_keys
 
-    for path in make_keys(folder, host or (), nodes.split(",") if nodes else (), days):
+    names = []
+    if nodes:
+        names = nodes.split(",")
+    for path in make_keys(folder, host or (), names, days):
         print(path)

@@ -64,21 +64,18 @@ def list_things(
 
 def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
     summary = registry.summary(name).replace("``", "")
+    line = f"  [bold cyan]{name}[/bold cyan]  {escape(summary)}"
     if getattr(registry.get(name), "addition", False):
-        added = f" [dim](an addition: METHOD + {name})[/dim]"
-    else:
-        added = ""
-    console.print(f"  [bold cyan]{name}[/bold cyan]  {escape(summary)}{added}", soft_wrap=True)
+        line += f" [dim](an addition: METHOD + {name})[/dim]"
+    console.print(line, soft_wrap=True)
     for option in registry.options(name).values():
-        if option.required:
-            default = "required"
-        else:
-            default = f"default {spelled(option.default) or 'none'}"
+        facts = option.type_name()
         if option.bounds:
-            bounds = f", {option.bounds}"
+            facts += f", {option.bounds}"
+        if option.required:
+            facts += "; required"
         else:
-            bounds = ""
-        facts = f"{option.type_name()}{bounds}; {default}"
+            facts += f"; default {spelled(option.default) or 'none'}"
         console.print(
             f"      {option.name}=  {escape(option.help)} [dim]({escape(facts)})[/dim]",
             soft_wrap=True,

@@ -77,4 +77,7 @@ def node(
         raise FedskewError(
             "give --key FILE and --ca FILE (fedskew keys makes them), or --insecure for a trial"
         )
-    node_process(data, server, state, name, (key, ca) if key and ca else None, port).become()
+    certificates = None
+    if key and ca:
+        certificates = (key, ca)
+    node_process(data, server, state, name, certificates, port).become()

@@ -1,13 +1,19 @@
 """The command ``fedskew paper``: the tables of a paper, measured again beside the printed numbers."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import console_for, escape, show_progress
 from fedskew.core.errors import unknown
+
+if TYPE_CHECKING:
+    from fedskew.papers.paper_tables import PaperTable
+    from fedskew.papers.results import Results
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,36 +82,56 @@ def paper(
     fedskew paper stratify --table 2 --device cuda --seeds 0-4
     """
     from fedskew.engine.device import pick_device
-    from fedskew.papers.comparison import summary_table
-    from fedskew.papers.paper_tables import choose, papers, tables_of
+    from fedskew.papers.paper_tables import choose
     from fedskew.papers.replication_page import results_folder, write_page
     from fedskew.papers.rerun import rerun
     from fedskew.papers.results import Results
-    from fedskew.papers.verdicts import verdicts
     from fedskew.study.grid import parse_seeds
 
     console = console_for()
     if name is None:
-        for entry in papers().values():
-            console.print(escape(f"{entry.name}: {entry.title} ({entry.authors})"), soft_wrap=True)
-            for found in tables_of(entry.name):
-                console.print(
-                    escape(f"  --table {found.name}  {found.printed}: {found.title}"),
-                    soft_wrap=True,
-                )
+        _list_papers(console)
         return
-    tables, wanted = choose(name, table), None if seeds is None else parse_seeds(seeds)
-    known = {entry.name for found in tables for entry in found.cases}
-    for strange in set(case or ()) - known:
-        raise unknown(f"case of {name}", strange, known)
+    tables = choose(name, table)
+    wanted = None
+    if seeds is not None:
+        wanted = parse_seeds(seeds)
+    _check_cases(name, tables, case or ())
     pick_device(device or "auto")
     folder = results_folder(out, quick)
-    for found in [entry.reduced() for entry in tables] if quick else tables:
+    if quick:
+        tables = [found.reduced() for found in tables]
+    for found in tables:
         console.print(escape(f"{found.printed}: {found.title}"), soft_wrap=True)
         rerun(found, folder, show_progress, seeds=wanted, cases=case or (), device=device)
-        results = Results(folder, found.label)
-        for line in summary_table(found, results):
-            console.print(escape("  ".join(line)), soft_wrap=True)
-        for one in verdicts(found, results):
-            console.print(escape(f"{one.claim.text} {one}"), soft_wrap=True)
+        _print_results(console, found, Results(folder, found.label))
     console.print(escape(f"written to {write_page(out, quick)}"), soft_wrap=True)
+
+
+def _list_papers(console: Console) -> None:
+    """Print the papers and their tables."""
+    from fedskew.papers.paper_tables import papers, tables_of
+
+    for entry in papers().values():
+        console.print(escape(f"{entry.name}: {entry.title} ({entry.authors})"), soft_wrap=True)
+        for found in tables_of(entry.name):
+            line = f"  --table {found.name}  {found.printed}: {found.title}"
+            console.print(escape(line), soft_wrap=True)
+
+
+def _check_cases(name: str, tables: "Sequence[PaperTable]", cases: Sequence[str]) -> None:
+    """Raise an error for a case that none of the tables has."""
+    known = {entry.name for found in tables for entry in found.cases}
+    for strange in set(cases) - known:
+        raise unknown(f"case of {name}", strange, known)
+
+
+def _print_results(console: Console, table: "PaperTable", results: "Results") -> None:
+    """Print the paper's numbers beside those that were measured, and whether its claims hold."""
+    from fedskew.papers.comparison import summary_table
+    from fedskew.papers.verdicts import verdicts
+
+    for line in summary_table(table, results):
+        console.print(escape("  ".join(line)), soft_wrap=True)
+    for one in verdicts(table, results):
+        console.print(escape(f"{one.claim.text} {one}"), soft_wrap=True)

@@ -39,13 +39,17 @@ def _hidden(name: str) -> Any:
     return Annotated[list[str] | None, typer.Option(f"--{name}", hidden=True)]
 
 
-def with_settings(command: Any, own: Mapping[str, tuple[Any, Any]]) -> None:
-    """Give a command options of its own, and then one for each setting of an experiment."""
+def with_settings(
+    command: Any,
+    own: Mapping[str, tuple[Any, Any]],
+    panels: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Give a command options of its own, and then one for each setting of an experiment, or for those in ``panels``."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = []
     for name, (note, usual) in own.items():
         parameters.append(inspect.Parameter(name, kind, default=usual, annotation=note))
-    parameters += options_as_parameters(_PANELS)
+    parameters += _options_as_parameters(panels or _PANELS)
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
@@ -83,23 +87,24 @@ def run(
     from fedskew.study.grid import several
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
-    values |= {
-        name: some
-        for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True)
-        if some is not None
-    }
-    chosen = {name: several(name, values[name]) for name in ("algorithm", "skew") if name in values}
-    many = [name for name in chosen if len(chosen[name]) > 1] + [
-        name for name in COMPARED if name in values
-    ]
+    for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True):
+        if some is not None:
+            values[name] = some
+    many = []
+    for name in ("algorithm", "skew"):
+        if name in values:
+            choices = several(name, values[name])
+            values[name] = choices[0]
+            if len(choices) > 1:
+                many.append(name)
+    many += [name for name in COMPARED if name in values]
     if many:
         raise FedskewError(
             f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}"
         )
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
-    single: dict[str, Any] = {name: some[0] for name, some in chosen.items()}
-    experiment = Experiment(**{**values, **single})
+    experiment = Experiment(**values)
     name = spell("algorithm", experiment.algorithm)
     with live_page(live) as watching, show_progress([name], experiment.rounds) as callbacks_of:
         callbacks = [PageWriter(), *watching, *callbacks_of(name)]
@@ -117,7 +122,9 @@ def _instead() -> str:
     place = words.index("run")
     renamed = []
     for word in words[place + 1 :]:
-        renamed.append(word.replace("--folder", "--out") if word.startswith("--folder") else word)
+        if word.startswith("--folder"):
+            word = word.replace("--folder", "--out")
+        renamed.append(word)
     return shlex.join(["fedskew", *words[:place], "compare", *renamed])
 
 
@@ -125,11 +132,12 @@ def settings_from(
     file: Path | None, data: list[str] | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the settings of a file, and over them those of the command line that were given."""
+    values: dict[str, Any] = {}
     if file:
-        values = read_file(file, COMPARED)
-    else:
-        values = {}
-    values |= {name: value for name, value in given.items() if value is not None}
+        values |= read_file(file, COMPARED)
+    for name, value in given.items():
+        if value is not None:
+            values[name] = value
     if data:
         from fedskew.data.catalogue import together
 
@@ -143,35 +151,26 @@ def settings_from(
     return values
 
 
-def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.Parameter]:
+def _options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.Parameter]:
     """Return one option for each of these settings of an experiment, which itself converts and checks the values."""
-    result = []
+    parameters = []
     options = options_of(Experiment)
+    kind = inspect.Parameter.KEYWORD_ONLY
     for panel, names in panels.items():
-        for option in (options[name] for name in names):
-            flag = "--" + option.name.replace("_", "-")
-            text = option.type is not bool
-            # So that a file's true can be overridden
-            if text:
-                flag = flag
-            else:
-                flag = f"{flag}/--no-{flag[2:]}"
-            look: dict[str, Any] = {
-                "help": _help(option),
-                "rich_help_panel": panel,
-                "show_default": False,
-            }
-            kind = typer.Option(flag, metavar=_metavar(option) if text else None, **look)
-            if text:
-                annotation: Any = Annotated[str | None, kind]
-            else:
-                annotation = Annotated[bool | None, kind]
-            result.append(
-                inspect.Parameter(
-                    option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-                )
-            )
-    return result
+        for name in names:
+            note = _annotation(options[name], panel)
+            parameters.append(inspect.Parameter(name, kind, default=None, annotation=note))
+    return parameters
+
+
+def _annotation(option: Option, panel: str) -> Any:
+    """Return type and look of a setting as an option of a command; its help stands in a panel."""
+    flag = "--" + option.name.replace("_", "-")
+    look: dict[str, Any] = {"help": _help(option), "rich_help_panel": panel, "show_default": False}
+    if option.type is bool:
+        # With both flags, so that a file's true can be overridden
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **look)]
+    return Annotated[str | None, typer.Option(flag, metavar=_metavar(option), **look)]
 
 
 _PANELS = {
@@ -202,16 +201,13 @@ def _metavar(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
+    text = escape(option.help)
     kind = option.type_name()
     if kind.startswith("one of "):
-        choices = f" ({kind.removeprefix('one of ')})"
-    else:
-        choices = ""
-    if option.default in (None, ()) or option.type is bool:
-        default = ""
-    else:
-        default = f" \\[{option.default}]"
-    return f"{escape(option.help)}{choices}{default}"
+        text += f" ({kind.removeprefix('one of ')})"
+    if option.default not in (None, ()) and option.type is not bool:
+        text += f" \\[{option.default}]"
+    return text
 
 
 CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run and compare

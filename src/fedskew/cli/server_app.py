@@ -43,10 +43,9 @@ def _run(grid: "Grid", context: "Context") -> None:
     count = int(str(config["nodes"]))
     timeout = float(str(config["timeout"]))
     folder = Path(str(config["folder"]))
+    port = None
     if "metrics_port" in config:
         port = int(str(config["metrics_port"]))
-    else:
-        port = None
     with recording(folder) as log, serving_metrics(port) as metrics:
         found = nodes_of(grid, count, timeout)
         nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout), log.unanswered)

@@ -1,5 +1,6 @@
 """The command ``fedskew status``: how a run stands, from its folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,47 +42,39 @@ def status(
         return
     console = console_for()
     for title, text in _lines(now).items():
-        # Names may have anything
-        line = "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
-        console.print(f"[bold]{title:14}[/bold]{escape(line)}", soft_wrap=True)
+        console.print(f"[bold]{title:14}[/bold]{escape(_printable(text))}", soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """Return a text without control characters, which the names of clients and folders may have."""
+    signs = []
+    for sign in text:
+        if sign.isprintable():
+            signs.append(sign)
+        else:
+            signs.append("\ufffd")
+    return "".join(signs)
 
 
 def _lines(now: "Status") -> dict[str, str]:
     """Return what is known, by title."""
+    lines = {"run": f"{now.folder}: {now.algorithm}", "state": now.state}
     if now.process:
-        by = f", by {now.process}"
-    else:
-        by = ""
-    lines = {"run": f"{now.folder}: {now.algorithm}", "state": f"{now.state}{by}"}
+        lines["state"] += f", by {now.process}"
     lines["round"] = f"{now.round} of {now.rounds}"
     if now.metrics:
-        scores = []
-        for part in ("validation", "test", "own_test"):
-            for metric, value in [headline(now.metrics, part)]:
-                if value is not None:
-                    scores.append(f"{part} {metric} {metric_value(metric, value)}")
-        lines["scores"] = f"{', '.join(scores)} (round {now.evaluated})"
+        lines["scores"] = f"{', '.join(_scores(now.metrics))} (round {now.evaluated})"
     if now.seconds_per_round is not None:
+        lines["a round"] = _time_of_a_round(now.seconds_per_round)
         if now.seconds_left is not None:
-            left = f", about {duration(now.seconds_left)} left"
-        else:
-            left = ""
-        each = now.seconds_per_round
-        lines["a round"] = (f"{each:.3g} s" if each < 60 else duration(each)) + left
+            lines["a round"] += f", about {duration(now.seconds_left)} left"
     lines["last written"] = f"{duration(now.seconds_since_write)} ago"
     if now.nodes:
         lines["nodes"] = _names(now.nodes)
     if now.clients is not None:
-        lost = {"dropped out": now.dropped, "late": now.late}
-        words = []
-        for fate, names in lost.items():
-            if names:
-                words.append(f"{len(names)} {fate} ({_names(names)})")
-        if now.excluded:
-            words += [f"{now.excluded} NaN or infinite"]
-        lines["last round"] = "; ".join([f"{now.clients} clients", *words])
+        lines["last round"] = "; ".join([f"{now.clients} clients", *_losses(now)])
     if now.unanswered:
-        lines["no answer"] = "; ".join(few([_silence(one) for one in now.unanswered], _NAMED))
+        lines["no answer"] = _silences(now.unanswered)
     if now.error:
         lines["error"] = now.error
     if now.then:
@@ -89,13 +82,42 @@ def _lines(now: "Status") -> dict[str, str]:
     return lines
 
 
-def _silence(one: "Row") -> str:
+def _scores(metrics: "Row") -> list[str]:
+    """Return the task's first metric on each part that was evaluated."""
+    scores = []
+    for part in ("validation", "test", "own_test"):
+        metric, value = headline(metrics, part)
+        if value is not None:
+            scores.append(f"{part} {metric} {metric_value(metric, value)}")
+    return scores
+
+
+def _time_of_a_round(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    return duration(seconds)
+
+
+def _losses(now: "Status") -> list[str]:
+    """Return whose updates of the last round were lost, and why."""
+    words = []
+    for fate, names in (("dropped out", now.dropped), ("late", now.late)):
+        if names:
+            words.append(f"{len(names)} {fate} ({_names(names)})")
+    if now.excluded:
+        words.append(f"{now.excluded} NaN or infinite")
+    return words
+
+
+def _silences(unanswered: "Sequence[Row]") -> str:
     """Return who did not answer what, and why."""
-    if one["round"]:
-        when = f"round {one['round']}"
-    else:
+    lines = []
+    for one in unanswered:
         when = "before the rounds"
-    return f"{one['client']} to {one['asked']}, {when}: {one['reason']}"
+        if one["round"]:
+            when = f"round {one['round']}"
+        lines.append(f"{one['client']} to {one['asked']}, {when}: {one['reason']}")
+    return "; ".join(few(lines, _NAMED))
 
 
 def _names(names: list[str]) -> str:

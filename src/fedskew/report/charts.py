@@ -81,18 +81,15 @@ def _line(table: int, column: str, name: str, **more: Any) -> Option:
 def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Option:
     """The metric of the global and of the clients' models, with the best round marked."""
     option = _frame("", metric, axis=True, dataset=["rounds"])
-    few = sum(value is not None for value in next(iter(table.values()))) < 2
-    option["series"] = [
-        _line(
-            0,
-            f"{part}_{metric}",
-            NAMES[part].removeprefix("global model, "),
-            color=COLOURS[part],
-            showSymbol=few,
-        )
-        for part in NAMES
-        if f"{part}_{metric}" in table
-    ]
+    first = next(iter(table.values()))
+    few = len(first) - first.count(None) < 2
+    option["series"] = []
+    for part, title in NAMES.items():
+        column = f"{part}_{metric}"
+        if column in table:
+            name = title.removeprefix("global model, ")
+            line = _line(0, column, name, color=COLOURS[part], showSymbol=few)
+            option["series"].append(line)
     if best:
         mark = {
             "type": "scatter",
@@ -164,17 +161,13 @@ def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
         "silent": True,
         "lineStyle": {"width": 4},
     }
-    option["series"] = [
-        {
-            **plain,
-            "data": [
-                [max(1, rank - distance / 2), place],
-                [min(len(means), rank + distance / 2), place],
-            ],
-        }
-        for place, rank in enumerate(means.values())
-    ]
-    points = [[round(rank, 4), place] for place, rank in enumerate(means.values())]
+    option["series"] = []
+    points = []
+    for place, rank in enumerate(means.values()):
+        low = max(1, rank - distance / 2)
+        high = min(len(means), rank + distance / 2)
+        option["series"].append({**plain, "data": [[low, place], [high, place]]})
+        points.append([round(rank, 4), place])
     mark = {
         "type": "scatter",
         "name": "mean rank",
@@ -195,11 +188,11 @@ def fates(table: Mapping[str, Sequence[Any]]) -> Option:
     option["xAxis"]["data"] = [str(number) for number in table["round"]]
     option["yAxis"] |= {"scale": False, "minInterval": 1}
     look: Option = {"type": "bar", "stack": "fates", "barCategoryGap": "0%"}
-    option["series"] = [
-        {**look, "name": name, "color": colour, "data": counts[fate].tolist()}
-        for fate, (name, colour) in FATES.items()
-        if counts[fate].any()
-    ]
+    option["series"] = []
+    for fate, (name, colour) in FATES.items():
+        if counts[fate].any():
+            bar = {**look, "name": name, "color": colour, "data": counts[fate].tolist()}
+            option["series"].append(bar)
     return option
 
 
@@ -220,18 +213,26 @@ def histogram(values: "Numbers", x: str) -> tuple[Option, list[tuple[str, int]]]
     if whole:
         step = math.ceil((numbers.max() - numbers.min() + 1) / 20)
         edges = np.arange(numbers.min(), numbers.max() + step + 1, step)
-        names = []
-        for low, high in pairwise(edges):
-            names.append(f"{low:g}" if step == 1 else f"{low:g} – {high - 1:g}")
+        names = _names_of_whole(edges, step)
     else:
-        edges = np.histogram_bin_edges(
-            numbers, bins=min(max(math.ceil(math.sqrt(len(numbers))), 5), 20)
-        )
+        bins = min(max(math.ceil(math.sqrt(len(numbers))), 5), 20)
+        edges = np.histogram_bin_edges(numbers, bins=bins)
         names = [f"{low:.3g} – {high:.3g}" for low, high in pairwise(edges)]
     counts = np.histogram(numbers, edges)[0].tolist()
     option = bars(names, counts, x, "clients")
     option["series"][0]["barCategoryGap"] = "4%"
     return option, list(zip(names, counts, strict=True))
+
+
+def _names_of_whole(edges: Floats, step: int) -> list[str]:
+    """Return the names of intervals of whole numbers."""
+    names = []
+    for low, high in pairwise(edges):
+        if step == 1:
+            names.append(f"{low:g}")
+        else:
+            names.append(f"{low:g} – {high - 1:g}")
+    return names
 
 
 def lorenz(weights: Floats) -> Option:
@@ -263,8 +264,10 @@ def _labels(names: Sequence[str]) -> Option:
     """Return how names stand below an axis: all of them where they are few, and aslant where they are long."""
     if len(names) > _MOST_NAMES:
         return {"hideOverlap": True, "width": 90, "overflow": "truncate"}
-    aslant = sum(map(len, names)) > _MOST_CHARACTERS
-    return {"interval": 0, "rotate": 45 if aslant else 0, "width": 130, "overflow": "truncate"}
+    degrees = 0
+    if sum(map(len, names)) > _MOST_CHARACTERS:
+        degrees = 45
+    return {"interval": 0, "rotate": degrees, "width": 130, "overflow": "truncate"}
 
 
 def heat_map(

@@ -9,7 +9,8 @@ from fedskew.core.writing import write_atomically
 from fedskew.plots.comparison_figures import draw_curves, draw_ranks
 from fedskew.report.charts import SHARES
 from fedskew.report.comparison_curves import curve_panels, curve_title
-from fedskew.report.page import PageWriter, comparison_page
+from fedskew.report.comparison_page import comparison_page
+from fedskew.report.page import PageWriter
 from fedskew.runs.folder import PAGE
 from fedskew.runs.runner import only_warned
 from fedskew.study.compare import Writers

@@ -54,10 +54,9 @@ class EventLog(Callback):
 
     def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
         """Write which clients did not answer what they were asked, and why."""
+        now = {}
         if self._rounds:
-            now = {"round": min(self._round + 1, self._rounds)}
-        else:
-            now = {}
+            now["round"] = min(self._round + 1, self._rounds)
         for client, reason in reasons.items():
             self.note("unanswered", **now, client=client, asked=asked, reason=reason)
 
@@ -77,16 +76,16 @@ class EventLog(Callback):
         row = result.round
         now = time.monotonic()
         self._round = row["round"]
-        parts = (f"{part}_{self._metric}" for part in ("validation", "test"))
-        scores = {name: row[name] for name in parts if row.get(name) is not None}
         told = {name: row[name] for name in _TOLD}
+        for name in (f"validation_{self._metric}", f"test_{self._metric}"):
+            if row.get(name) is not None:
+                told[name] = row[name]
         self.note(
             "round",
             round=self._round,
             rounds=rounds,
             seconds=round(now - self._since, 3),
             **told,
-            **scores,
         )
         self._since = now
         self._note_checkpoint()
@@ -106,14 +105,12 @@ class EventLog(Callback):
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
+            why = str(problem)
             if isinstance(problem, UnansweredError):
                 why = problem.plain
-            else:
-                why = str(problem)
+            ended = {}
             if self._rounds:
-                ended = {"round": self._round}
-            else:
-                ended = {}
+                ended["round"] = self._round
             self.note("error", **ended, kind=type(problem).__name__, reason=why)
 
     def _begin(self) -> None:
@@ -166,12 +163,10 @@ def read_events(folder: Path) -> list[Row]:
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")
-    found = []
+    events: list[Row] = []
     for line in lines:
         with suppress(ValueError):
-            found.append(json.loads(line))
-    result: list[Row] = []
-    for event in found:
-        if isinstance(event, dict) and "event" in event:
-            result.append(event)
-    return result
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
+    return events

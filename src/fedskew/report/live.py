@@ -16,8 +16,9 @@ from typing import Any
 from fedskew.core.config import read_file
 from fedskew.core.streams import Ints
 from fedskew.data.federation import shown_clients
+from fedskew.report.html_page import live_content, live_page
 from fedskew.report.loopback import ADDRESS, LoopbackServer
-from fedskew.report.page import live_content, live_page, run_content
+from fedskew.report.run_page import run_content
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import Row, RunFolder, to_json

@@ -18,7 +18,7 @@ class LoopbackServer(ThreadingHTTPServer):
     def __init__(self, answer: Answer, port: int = 0) -> None:
         self.answer = answer
         super().__init__((ADDRESS, port), _Handler)
-        self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+        self.hosts = {f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}"}
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
         )
@@ -50,8 +50,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
+        hosts = self.headers.get_all("Host") or []
         # A foreign name: DNS rebinding
-        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
+        if len(hosts) != 1 or hosts[0] not in self.server.hosts:
             self.send_error(HTTPStatus.FORBIDDEN)
         elif found := self.server.answer(self.path):
             kind, content = found

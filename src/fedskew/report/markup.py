@@ -28,13 +28,9 @@ def tag(kind: str, *inside: Any, **attributes: Any) -> Markup:
     >>> tag("a", "x & y", href="#top", class_="plain")
     '<a href="#top" class="plain">x &amp; y</a>'
     """
-    words = [
-        kind,
-        *(
-            f'{name.rstrip("_").replace("_", "-")}="{escaped(text)}"'
-            for name, text in attributes.items()
-        ),
-    ]
+    words = [kind]
+    for name, text in attributes.items():
+        words.append(f'{name.rstrip("_").replace("_", "-")}="{escaped(text)}"')
     return Markup(f"<{' '.join(words)}>{joined(inside)}</{kind}>")
 
 
@@ -51,23 +47,21 @@ def table(
     ``texts`` are the titles of other columns that are text, which begin at the left.
     """
     looks: list[dict[str, str]] = []
+    titles = []
     for title in head:
-        looks.append({"class_": "text"} if title in texts else {})
-    lines = joined(
-        tag(
-            "tr",
-            tag("th", first, scope="row"),
-            *(tag("td", shown(cell), **look) for cell, look in zip(cells, looks[1:], strict=True)),
-        )
-        for first, *cells in rows
-    )
-    titles = tag(
-        "thead",
-        tag(
-            "tr", *(tag("th", t, scope="col", **look) for t, look in zip(head, looks, strict=True))
-        ),
-    )
-    whole = tag("table", tag("caption", caption), titles, tag("tbody", lines))
+        look = {}
+        if title in texts:
+            look["class_"] = "text"
+        looks.append(look)
+        titles.append(tag("th", title, scope="col", **look))
+    lines = []
+    for first, *cells in rows:
+        line = [tag("th", first, scope="row")]
+        for cell, look in zip(cells, looks[1:], strict=True):
+            line.append(tag("td", shown(cell), **look))
+        lines.append(tag("tr", *line))
+    top = tag("thead", tag("tr", *titles))
+    whole = tag("table", tag("caption", caption), top, tag("tbody", *lines))
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 

@@ -106,7 +106,10 @@ def exposition(values: Mapping[str, Mapping[str, float]]) -> bytes:
         if samples:
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples.items():
-            lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {_number(value)}")
+            sample = name
+            if labels:
+                sample += f"{{{labels}}}"
+            lines.append(f"{sample} {_number(value)}")
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -120,7 +123,9 @@ def _number(value: float) -> str:
         return "NaN"
     if math.isfinite(value):
         return repr(value)
-    return f"{'-' if value < 0 else '+'}Inf"
+    if value < 0:
+        return "-Inf"
+    return "+Inf"
 
 
 @contextmanager

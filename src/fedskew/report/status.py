@@ -81,32 +81,24 @@ def status(folder: Path) -> Status:
     process = holder(folder)  # first: a run that ends meanwhile is then finished
     config = read_file(folder / on_disk.CONFIG)
     rows = disk.table(on_disk.ROUNDS, growing=not disk.finished)
+    round = 0
+    last: Row = {}
+    clients: list[Row] = []
     if rows:
-        round = rows[-1]["round"]
-    else:
-        round = 0
+        last = rows[-1]
+        round = last["round"]
+        clients = disk.last_rows(on_disk.CLIENTS, round)
     rounds = int(config.get("rounds", 0))
-    seconds = []
-    for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1):
-        seconds.append(row["seconds"])
-    if seconds:
-        each = sum(seconds) / len(seconds)
-    else:
-        each = None
+    each = _seconds_per_round(disk, round)
     silent = max(0.0, time.time() - _written(folder))
     state = _state(disk, process)
     left = None
-    if each is not None and state in ("running", "stopped") and round < rounds:
-        left = max(0.0, each * (rounds - round) - (silent if process else 0.0))
+    if each is not None and state in ("running", "stopped"):
+        left = _seconds_left(each, rounds - round, silent, running=bool(process))
     evaluated, metrics = _scores(rows)
+    nodes = []
     if (folder / on_disk.OF_NODES).exists():
         nodes = disk.read_json(on_disk.OF_NODES)["clients"]
-    else:
-        nodes = []
-    if rows:
-        last = disk.last_rows(on_disk.CLIENTS, round)
-    else:
-        last = []
     events = read_events(folder)
     return Status(
         folder=str(folder),
@@ -120,15 +112,35 @@ def status(folder: Path) -> Status:
         seconds_per_round=each,
         seconds_left=left,
         seconds_since_write=silent,
-        clients=rows[-1].get("clients") if rows else None,
-        dropped=_whose(last, "dropped", round),
-        late=_whose(last, "late", round),
-        excluded=(rows[-1].get("excluded") or 0) if rows else 0,
+        clients=last.get("clients"),
+        dropped=_whose(clients, "dropped", round),
+        late=_whose(clients, "late", round),
+        excluded=last.get("excluded") or 0,
         nodes=nodes,
         unanswered=_unanswered(events, round),
         error=_error(disk, state, events),
         then=_then(disk, state, bool(nodes)),
     )
+
+
+def _seconds_per_round(disk: RunFolder, round: int) -> float | None:
+    """Return the mean of the last rounds; None before the first has ended."""
+    seconds = []
+    for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1):
+        seconds.append(row["seconds"])
+    if not seconds:
+        return None
+    return sum(seconds) / len(seconds)
+
+
+def _seconds_left(each: float, rounds: int, silent: float, running: bool) -> float | None:
+    """Return the time of the rounds that are left, of which one may be under way; None after the last."""
+    if rounds <= 0:
+        return None
+    left = each * rounds
+    if running:
+        left -= silent
+    return max(0.0, left)
 
 
 def _check_begun(folder: Path) -> None:
@@ -163,9 +175,9 @@ def _then(disk: RunFolder, state: str, nodes: bool) -> str | None:
                 return f"its page is {disk.path / on_disk.PAGE}"
             return None
         case "stopped":
-            return "go on with it: " + (
-                "flwr run APP --stream" if nodes else on_disk.resume_command(disk.path)
-            )
+            if nodes:
+                return "go on with it: flwr run APP --stream"
+            return f"go on with it: {on_disk.resume_command(disk.path)}"
         case "failed":
             return f"run it again: {on_disk.resume_command(disk.path)} --retry"
     return None
@@ -194,13 +206,11 @@ def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
 def _written(folder: Path) -> float:
     """Return when something was written last, in seconds since 1970."""
     written = folder.stat().st_mtime
-    for path in (
-        folder / on_disk.CHECKPOINTS,
-        *(path for path in folder.iterdir() if path.is_file()),
-    ):
-        # A file that is being written may have got its name just now
-        with suppress(FileNotFoundError):
-            written = max(written, path.stat().st_mtime)
+    for path in folder.iterdir():
+        if path.is_file() or path.name == on_disk.CHECKPOINTS:
+            # A file that is being written may have got its name just now
+            with suppress(FileNotFoundError):
+                written = max(written, path.stat().st_mtime)
     return written
 
 
@@ -218,11 +228,11 @@ def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:
 
 def _whose(rows: Sequence[Row], fate: str, round: int) -> list[str]:
     """Return the clients of a round with this fate."""
-    result: list[str] = []
+    names = []
     for row in rows:
         if row["round"] == round and row.get(fate):
-            result.append(str(row.get(on_disk.NAME, row["client"])))
-    return result
+            names.append(str(row.get(on_disk.NAME, row["client"])))
+    return names
 
 
 def _name(choice: Any) -> str:

@@ -56,13 +56,19 @@ def _lines(
     lines = [["method", *before, *titles, *after]]
     for kind in _distinct(kinds):
         mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
-        cells = []
-        for key, column in columns.items():
-            cells.append(mean_text([row.get(key) for row in mine], column.scale, column.digits))
-        lines.append(line(kind, cells))
+        lines.append(line(kind, _means(columns, mine)))
     for kind in failed:
         lines.append(line(kind, ["failed"] * len(columns)))
     return lines
+
+
+def _means(columns: Mapping[str, SummaryColumn], rows: "Sequence[Row]") -> list[str]:
+    """Return the means of the runs of one kind, by column."""
+    cells = []
+    for key, column in columns.items():
+        values = [row.get(key) for row in rows]
+        cells.append(mean_text(values, column.scale, column.digits))
+    return cells
 
 
 def _distinct(kinds: Sequence[Kind]) -> list[Kind]:

@@ -1,0 +1,134 @@
+"""The command ``fedskew split``: write a partition as files for real nodes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedskew.cli.command import Once
+from fedskew.cli.partition_options import (
+    Bins,
+    Clients,
+    Data,
+    Drop,
+    Group,
+    Json,
+    Label,
+    PartitionOptions,
+    Seed,
+    Skew,
+    Target,
+    data_with_columns,
+)
+from fedskew.core.errors import FedskewError
+
+if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
+    from fedskew.heterogeneity.result import Heterogeneity
+    from fedskew.nodes.split_folder import Files
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``split`` to the command line."""
+    app.command(cls=Once)(split)
+
+
+def split(
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "--folder", metavar="DIR", help="new folder to write", show_default=False
+        ),
+    ],
+    data: Data = None,
+    label: Label = None,
+    skew: Skew = None,
+    clients: Clients = None,
+    target: Target = None,
+    group: Group = None,
+    drop: Drop = None,
+    bins: Bins = None,
+    client_test: Annotated[
+        float,
+        typer.Option(
+            "--client-test",
+            metavar="X",
+            help="share of each client's rows that is held out for testing",
+        ),
+    ] = 0.0,
+    seed: Seed = 0,
+    index: Annotated[bool, typer.Option("--index", help="write row numbers only")] = False,
+    npz: Annotated[
+        bool,
+        typer.Option(
+            "--npz", help="write the models' input (encoded, scaled, treated) as NPZ arrays"
+        ),
+    ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="also draw the figure as SVG")] = False,
+    as_json: Json = False,
+) -> None:
+    """Partition a data set into one file per client, in the format of the input.
+
+    All rows of your own file go to clients; with --data FILE:test=0.2 test rows are set aside and written as well.
+
+    \b
+    fedskew split --data my.csv --label y --skew dirichlet:alpha=0.3 --clients 4 --out nodes
+    fedskew split --data my.csv --label y --skew dirichlet --target hellinger=0.6 --clients 4 --out nodes
+    """
+    from fedskew.nodes.split_folder import must_not_exist, save_split
+    from fedskew.plots.split_figure import draw_split
+
+    if index and npz:
+        raise FedskewError("--index and --npz clash: give one of them")
+    must_not_exist(out)
+    if index:
+        files: Files = "index"
+    elif npz:
+        files = "arrays"
+    else:
+        files = "same"
+    pictures = ["png"]
+    if svg:
+        pictures.append("svg")
+    whole = data_with_columns(data, label, group, drop)
+    options = PartitionOptions(whole, skew, clients, seed, bins, target, client_test)
+    origin, fed, made_by = options.partition()
+    title = f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}"
+
+    def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
+        return draw_split(fed, found, title, ending)
+
+    found = save_split(out, origin, fed, made_by, files=files, pictures=pictures, draw=draw)
+    _print_split(out, fed, found, made_by, as_json)
+
+
+def _print_split(
+    out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool
+) -> None:
+    from fedskew.nodes.split_folder import unassigned_rows
+    from fedskew.runs.folder import to_json
+
+    if as_json:
+        print(to_json({"folder": str(out), **made_by, "heterogeneity": found.as_dict()}))
+        return
+    sizes = fed.partition.sizes
+    print(
+        f"{fed.clients} clients of {sizes.min():,} … {sizes.max():,} rows, "
+        f"partitioned by {made_by['skew']}, seed {made_by['seed']}"
+    )
+    if "target" in made_by:
+        print(f"target {made_by['target']}, reached {made_by['level']:.4f}")
+    for view in ("labels", "features"):
+        means = "  ".join(
+            f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items()
+        )
+        if not means and view == "labels":
+            means = "not measured: the targets are no classes (--bins 5)"
+        print(f"{view + ', mean of all pairs':28}{means}")
+    unheld = len(unassigned_rows(fed))
+    if unheld:
+        print(f"{unheld:,} rows of no client are in nobody.*")
+    if any(out.glob("test.*")):
+        print(f"{len(fed.test):,} test rows are in test.*")
+    print(f"folder: {out}")
