@@ -33,6 +33,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/readability
 
 # The documentation as a site; its notebooks are executed, and a warning is an error.
 docs: $(VENV)/.dev

@@ -61,11 +61,14 @@ def _add_significance(page: Page, found: "Comparison") -> None:
     """Add whether methods differ beyond noise."""
     by = tag(
         "p",
-        f"{found.judgement.verdict.says} Methods are compared by {found.judgement.score_said}, paired over seeds and conditions.",
+        f"{found.judgement.verdict.says} Methods are compared by {found.judgement.score_said}, "
+        "paired over seeds and conditions.",
     )
     numbers = _differences(found)
     if found.judgement.ranks is None:
-        page.section("significance", "Significance", by, numbers, tag("p", found.judgement.no_ranks))
+        page.section(
+            "significance", "Significance", by, numbers, tag("p", found.judgement.no_ranks)
+        )
         return
     ranks = found.judgement.ranks
     says = (
