@@ -246,7 +246,7 @@ def test_many_clients_are_aggregated(tmp_path: Path) -> None:
 
 def test_many_rounds_are_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained(tmp_path / "run", rounds=40)
-    monkeypatch.setattr("fedskew.study.run_data.CELLS", 100)
+    monkeypatch.setattr("fedskew.study.run_curves.CELLS", 100)
     report([folder])
     page = Page(folder / "report.html")
     numbers = page.json["tables"]["rounds"]["round"]

@@ -60,16 +60,16 @@ def add_clients(page: Page, run: RunData) -> None:
     """Add how the clients fare, what their updates weigh, and in how many rounds they took part."""
     figures = []
     worst = Markup()
-    if run.client_metric is not None:
-        figures.append(_scores(page, run, run.client_metric))
-        worst = _left_behind(run, run.client_metric)
+    if run.scored.metric is not None:
+        figures.append(_scores(page, run, run.scored.metric))
+        worst = _left_behind(run, run.scored.metric)
     figures.append(_weights(page, run))
     figures.append(_participation(page, run))
     page.section("fairness", "Clients", grid(*figures, worst))
 
 
 def _scores(page: Page, run: RunData, metric: str) -> Markup:
-    scores = run.scores()
+    scores = run.scored.values()
     option, rows = charts.histogram(scores, f"{metric} of a client")
     says = f"{len(scores):,} clients, from {scores.min():.4g} to {scores.max():.4g}, mean {scores.mean():.4g}."
     where = run.summary.get(f"client_{metric}_rows", run.summary.get("client_accuracy_rows"))
@@ -81,7 +81,7 @@ def _scores(page: Page, run: RunData, metric: str) -> Markup:
 
 def _left_behind(run: RunData, metric: str) -> Markup:
     lines = []
-    for row in run.left_behind():
+    for row in run.scored.left_behind():
         lines.append([row.get("name") or row["client"], row["rows"], row[metric]])
     return table("Clients left behind, the worst first", ["client", "rows", metric], lines)
 

@@ -3,7 +3,8 @@
 from fedskew.report import charts
 from fedskew.report.html_page import Page, ends_of, grid, numbers_of_rounds
 from fedskew.report.markup import Markup
-from fedskew.study.run_data import PROFILE, RunData
+from fedskew.study.client_columns import PROFILE
+from fedskew.study.run_data import RunData
 
 _MOST_OWN = 12  # charts of columns that only this method has
 _ROUND_PANELS = {  # of a method's own columns: how they begin, and the title
@@ -29,7 +30,7 @@ def add_method(page: Page, run: RunData) -> None:
 
 def _round_figures(page: Page, run: RunData) -> list[Markup]:
     figures = []
-    left = run.own_columns
+    left = run.drawn.own_columns
     for start, title in _ROUND_PANELS.items():
         columns = {}
         for name in left:

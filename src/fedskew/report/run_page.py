@@ -42,7 +42,7 @@ def run_content(run: RunData) -> dict[str, Any]:
     add_method(page, run)
     add_classes(page, run)
     _add_setting(page, run)
-    return page.content(run.axes)
+    return page.content(run.drawn.axes)
 
 
 def _add_results(page: Page, run: RunData) -> None:
@@ -59,7 +59,7 @@ def _add_results(page: Page, run: RunData) -> None:
 
 
 def _add_curves(page: Page, run: RunData) -> None:
-    figures = [_curve(page, run, metric) for metric in run.metrics]
+    figures = [_curve(page, run, metric) for metric in run.drawn.metrics]
     if any(any(run.curves[fate]) for fate in _FATES):
         lost = sum(run.summary[f"{fate}_updates"] for fate in _FATES)
         says = f"{lost:,} of {run.summary['updates']:,} updates were lost."

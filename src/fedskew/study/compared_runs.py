@@ -19,7 +19,8 @@ from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
 from fedskew.runs.run import open_run
 from fedskew.runs.summary import mean_and_std
 from fedskew.study.overview import warnings_of
-from fedskew.study.run_data import CELLS, Columns, RunData, name_of
+from fedskew.study.run_curves import CELLS, Columns
+from fedskew.study.run_data import RunData, name_of
 from fedskew.study.setting import Setting
 from fedskew.study.study_folder import read_members
 from fedskew.study.study_runs import FAILED

@@ -1,7 +1,7 @@
 """What the page of a run needs from its folder: small tables, whatever the number of clients and rounds."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,31 +12,21 @@ from safetensors import SafetensorError, safe_open
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.units import SIZES, TIMES, unit_for
 from fedskew.engine.job import WHOLE
 from fedskew.heterogeneity.effects import cramers_v
 from fedskew.heterogeneity.fairness import gini
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.summary import NAMES, SHARED_MODEL
+from fedskew.runs.summary import SHARED_MODEL
+from fedskew.study.client_columns import ClientColumns
+from fedskew.study.client_scores import ClientScores
+from fedskew.study.run_curves import Columns, RunCurves
 
-Columns = dict[str, list[Any]]
-CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown
-LISTED = 10  # clients that are named as left behind
-_FATES = ("excluded", "dropped", "late")
-_USUAL = {  # columns of the table of rounds that are not a method's own
-    "round", "clients", *_FATES, "lr", "local_loss", "local_accuracy", "bytes_down", "bytes_up", "simulated_seconds",
-    "clock", "seconds",
-}  # fmt: skip
-PROFILE = ("score", "entropy", "reliability", "speed", "consistency")  # of clients, in 0 … 1
-# Over the clients of a round
-_SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")
 _SHARED = re.compile(  # numbers of a shared model
     r"(\w+_to_90_percent_of_(last|best)_)?(calibrated_)?(train|validation|test)_(?!majority_rate)\w+"
     r"|client_\w+_of_global_model_mean|backdoor_success(_last)?"
 )
-_PARTS = "|".join(sorted({*NAMES, "calibrated_train"}, key=len, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -85,120 +75,31 @@ class RunData:
         columns = {}
         for name in names:
             columns[name] = [row[name] for row in rows]
-        return {**columns, **self._over_clients(columns.get("round", []))}
+        return {**columns, **self._by_client.over_rounds(columns.get("round", []))}
 
     def has_curve(self, column: str) -> bool:
         """Return whether there is a number of this column in any round."""
         return any(value is not None for value in self.rounds.get(column, []))
 
     @cached_property
-    def curves(self) -> Columns:
-        """Return what the curves show: some rounds if there are very many, among them the best and the last."""
-        rounds = self.rounds
-        sent = np.cumsum(np.add(rounds["bytes_down"], rounds["bytes_up"]))
-        columns: Columns = {"round": rounds["round"]}
-        for name, spent, units in (
-            ("sent", sent.tolist(), SIZES),
-            ("clock", rounds["clock"], TIMES),
-        ):
-            if spent[-1]:
-                unit = unit_for(spent[-1], units)
-                columns[f"{name} ({unit})"] = [value / units[unit] for value in spent]
-        for name in rounds:
-            if name in (*_FATES, "clients") or self._is_drawn(name):
-                columns[name] = rounds[name]
+    def drawn(self) -> RunCurves:
+        """Return the curves that are drawn."""
         best = self.summary.get(f"test_{self.metric}_best_round")
-        if best is not None:
-            scores = zip(rounds["round"], rounds[f"test_{self.metric}"], strict=True)
-            columns["best round"] = [score if number == best else None for number, score in scores]
-        count = len(rounds["round"])
-        step = max(1, -(-len(rounds["round"]) * len(columns) // CELLS))
-        kept = {
-            *range(0, count, step),
-            count - 1,
-            *([rounds["round"].index(best)] if best is not None else []),
-        }
-        result: Columns = {}
-        for name, values in columns.items():
-            result[name] = [values[i] for i in sorted(kept)]
-        return result
-
-    def _is_drawn(self, name: str) -> bool:
-        return name not in _USUAL and any(value is not None for value in self.rounds[name])
+        return RunCurves(self.rounds, self.metric, best, frozenset(self._by_client.titles))
 
     @property
-    def axes(self) -> dict[str, str]:
-        """Return what the curves can be drawn against: column and title."""
-        titles = {"round": "round", "sent": "sent so far, both ways", "clock": "simulated time"}
-        result: dict[str, str] = {}
-        for name in self.curves:
-            if name.split(" ")[0] in titles:
-                result[name] = name.replace(name.split(" ")[0], titles[name.split(" ")[0]], 1)
-        return result
-
-    @property
-    def metrics(self) -> list[str]:
-        """Return the metrics of the curves, the one that decides first and the loss second."""
-        found = (re.fullmatch(rf"(?:{_PARTS})_(\w+)", name) for name in self.curves)
-        names = dict.fromkeys(match[1] for match in found if match)
-        return sorted(names, key=lambda name: (name != self.metric, name != "loss"))
-
-    @property
-    def own_columns(self) -> list[str]:
-        """Return the columns of the table of rounds that only this method has."""
-        mine = []
-        for name in self.curves:
-            if name in self.rounds and name not in (*_USUAL, *self._client_columns):
-                mine.append(name)
-        result: list[str] = []
-        for name in mine:
-            if not re.fullmatch(rf"(?:{_PARTS})_\w+", name):
-                result.append(name)
-        return result
+    def curves(self) -> Columns:
+        """Return the columns of these curves."""
+        return self.drawn.columns
 
     @cached_property
-    def _client_columns(self) -> dict[str, tuple[str, str]]:
-        """The columns of numbers over the clients of a round: by name, the column of clients.csv and what is done."""
-        if not (self.disk.path / on_disk.CLIENTS).exists():
-            return {}
-        there = set(self.disk.header(on_disk.CLIENTS))
-        found = {f"{name} clients": (name, "sum") for name in _SUMS if name in there}
-        for name in (*PROFILE, *_SPREADS):
-            if name in there:
-                found[f"mean {name}"] = (name, "mean")
-        return found | {f"largest {name}": (name, "max") for name in _SPREADS if name in there}
-
-    def _over_clients(self, rounds: Sequence[int]) -> Columns:
-        """Sums, means and maxima over the clients of each round, of the columns that the method has."""
-        result: Columns = {}
-        if self._client_columns:
-            number = self._clients["round"].astype(np.int64)
-        else:
-            number = np.zeros(0, np.int64)
-        for title, (column, how) in self._client_columns.items():
-            values = self._clients[column]
-            known = np.isfinite(values)
-            at = np.searchsorted(rounds, number[known])
-            values = values[known]
-            counts = np.bincount(at, minlength=len(rounds))
-            if how == "max":
-                numbers = np.full(len(rounds), -np.inf)
-                np.maximum.at(numbers, at, values)
-            else:
-                numbers = np.bincount(at, values, minlength=len(rounds))
-                if how == "mean":
-                    numbers = numbers / np.maximum(counts, 1)
-            result[title] = [
-                float(value) if count else None
-                for value, count in zip(numbers.tolist(), counts, strict=True)
-            ]
-        return result
+    def scored(self) -> ClientScores:
+        """Return the scores of clients at the end."""
+        return ClientScores(self.disk.table(on_disk.FINAL_CLIENTS), self.metric, self.sign)
 
     @cached_property
-    def _clients(self) -> dict[str, Floats]:
-        """The columns of clients.csv that are shown."""
-        more = dict.fromkeys(column for column, _ in self._client_columns.values())
-        return self.disk.columns(on_disk.CLIENTS, ["round", "client", "steps", "weight", *more])
+    def _by_client(self) -> ClientColumns:
+        return ClientColumns(self.disk)
 
     @cached_property
     def sizes(self) -> Ints:
@@ -208,21 +109,16 @@ class RunData:
     @cached_property
     def participation(self) -> tuple[Ints, Floats]:
         """Return in how many rounds each client trained, and its weights in total; pooled data is one client."""
-        client = self._clients["client"].astype(np.int64)
-        pooled = (
-            self.summary["clients_per_round"] == 1
-            and not client.any()
-            and not self.summary["late_updates"]
-        )
-        if pooled and not self.summary["gini_of_client_weights"]:
+        columns = self._by_client.columns
+        client = columns["client"].astype(np.int64)
+        population = len(self.sizes)
+        is_one_client = self.summary["clients_per_round"] == 1 and not client.any()
+        is_equal = not self.summary["gini_of_client_weights"]
+        if is_one_client and is_equal and not self.summary["late_updates"]:
             population = 1
-        else:
-            population = len(self.sizes)
-        trained = np.bincount(client[self._clients["steps"] > 0], minlength=population).astype(
-            np.int64
-        )
-        weights = np.bincount(client, np.nan_to_num(self._clients["weight"]), minlength=population)
-        return trained, weights.astype(np.float64)
+        trained = np.bincount(client[columns["steps"] > 0], minlength=population)
+        weights = np.bincount(client, np.nan_to_num(columns["weight"]), minlength=population)
+        return trained.astype(np.int64), weights.astype(np.float64)
 
     @cached_property
     def holdings(self) -> "Holdings | None":
@@ -237,36 +133,6 @@ class RunData:
             names,
             np.array(counts, np.int64).reshape(len(clients), -1),
         )
-
-    @cached_property
-    def final(self) -> list[Row]:
-        """Return one row per client about its model at the end."""
-        return self.disk.table(on_disk.FINAL_CLIENTS)
-
-    @cached_property
-    def client_metric(self) -> str | None:
-        """Return the metric of the clients that is shown: the one that decides where clients have it, or the loss."""
-        known = (name for name in (self.metric, "accuracy", "loss") if self._scored(name))
-        return next(known, None)
-
-    def _scored(self, metric: str) -> list[Row]:
-        result: list[Row] = []
-        for row in self.final:
-            if row.get(metric) is not None and np.isfinite(row[metric]):
-                result.append(row)
-        return result
-
-    def scores(self) -> Floats:
-        """Return the metric of every client that has one."""
-        metric = str(self.client_metric)
-        return np.array([row[metric] for row in self._scored(metric)], np.float64)
-
-    def left_behind(self) -> list[Row]:
-        """Return the quarter of the clients with the worst metric, at most ten, the worst first."""
-        metric = str(self.client_metric)
-        low_is_good = metric == "loss" or (metric == self.metric and self.sign < 0)
-        ordered = sorted(self._scored(metric), key=lambda row: row[metric], reverse=low_is_good)
-        return ordered[: min(-(-len(ordered) // 4), LISTED)]
 
     @cached_property
     def sign(self) -> int:
