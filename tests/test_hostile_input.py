@@ -331,7 +331,7 @@ KINDS = {
         "split --data digits --skew iid --skew vop --out new",
         "--skew is given 2 times",
     ),
-    "flag twice": ("run --secure --no-secure", "--secure is given 2 times"),
+    "flag twice": ("run --nesterov --no-nesterov", "--nesterov is given 2 times"),
     "group elsewhere": ("resume group", "the run '../x' is no name of a folder in it"),
 }
 

@@ -1,6 +1,7 @@
 """Stratify on clients of one class each, where averaging fails; its schedule in a run; and private labels."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,15 +132,18 @@ def test_weighted_selection_follows_the_shares():
 
 @pytest.mark.parametrize(
     "method",
-    ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"],
+    [
+        "stratify-batch:",
+        "stratify-single:",
+        "stratify-batch:selection=weighted,per_label=40,",
+    ],
 )
 def test_with_secret_labels(apart, method: str):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
     settings = {**SETTINGS, "rounds": 3, "lr": 0.1 if "batch" in method else 0.02}
-    open_run, secret = (
-        fs.train(fed, algorithm=method, secure=secure, **settings) for secure in (False, True)
-    )
+    open_run = fs.train(fed, algorithm=f"{method}secure=false", **settings)
+    secret = fs.train(fed, algorithm=f"{method}secure=true", **settings)
     assert secret.summary["test_accuracy_last"] == pytest.approx(
         open_run.summary["test_accuracy_last"], abs=0.08
     )
@@ -212,12 +216,15 @@ def test_while_clients_are_away_labels_still_come_equally_often():
 def test_reuse_with_shares_and_placeholders(uneven, secure: bool):
     if secure:
         pytest.importorskip("tenseal")
-    settings = {**SETTINGS, "model": "logreg", "rounds": 1, "lr": 0.01, "secure": secure}
-    for spec in ("selection=weighted,per_label=12,reuse=true", "per_label=12,reuse=true"):
-        run = fs.train(uneven, algorithm=f"stratify-batch:{spec}", **settings)
+    settings = {**SETTINGS, "model": "logreg", "rounds": 1, "lr": 0.01}
+    method = fs.StratifyBatch(secure=secure, per_label=12)
+    for selection in ("weighted", "uniform"):
+        again = replace(method, selection=selection, reuse=True)
+        run = fs.train(uneven, algorithm=again, **settings)
         assert run.clients["samples"].sum() == 36
         assert run.rounds["returned"].tolist() == [0]
-    run = fs.train(uneven, algorithm="stratify-batch:selection=weighted,per_label=8", **settings)
+    once = replace(method, selection="weighted", per_label=8)
+    run = fs.train(uneven, algorithm=once, **settings)
     assert run.clients["samples"].sum() == 24
 
 
@@ -241,8 +248,7 @@ def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
     settings = {
         "model": "logreg",
-        "algorithm": "stratify-batch",
-        "secure": True,
+        "algorithm": "stratify-batch:secure=true",
         "device": "cpu",
         "threads": 1,
         "lr": 0.1,
@@ -266,7 +272,7 @@ def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
 def test_without_tenseal_it_says_what_to_install(apart, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tenseal", None)
     with pytest.raises(FedskewError, match=r"fedskew\[he\]"):
-        fs.train(apart, algorithm="stratify-batch", secure=True, **SETTINGS)
+        fs.train(apart, algorithm="stratify-batch:secure=true", **SETTINGS)
 
 
 def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypatch):
@@ -285,8 +291,7 @@ def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypa
         "rounds": 1,
         "lr": 0.1,
         "model": "logreg",
-        "algorithm": "stratify-batch:per_label=20",
-        "secure": True,
+        "algorithm": "stratify-batch:per_label=20,secure=true",
     }
     parties = fs.train(fed, engine="loop", **settings)
     assert {frame.values.dtype for frame in heard} == {torch.int64}
@@ -305,9 +310,10 @@ def test_secure_sums_cost_eight_bytes_a_number(apart):
         "rounds": 2,
         "lr": 0.1,
         "model": "logreg",
-        "algorithm": "stratify-batch:per_label=32",
     }
-    plain, secret = (fs.train(apart, secure=secure, **settings) for secure in (False, True))
+    method = fs.StratifyBatch(per_label=32)
+    plain = fs.train(apart, algorithm=method, **settings)
+    secret = fs.train(apart, algorithm=replace(method, secure=True), **settings)
     up, _ = step_bytes(build("logreg", apart.train.x.shape[1:], 10, seed=0), torch.float32)
     # Weights and biases of ten classes
     for run, each in ((plain, up), (secret, up + 4 * (10 * 64 + 10))):
@@ -318,12 +324,11 @@ def test_secure_sums_cost_eight_bytes_a_number(apart):
 def test_a_sum_over_one_client_is_no_secret(clients: int, batch_size: int):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "iid", clients=clients)
+    settings = {**SETTINGS, "batch_size": batch_size}
     with pytest.raises(
         FedskewError, match="here every step has one: use at least 2 clients and batch_size=2"
     ):
-        fs.train(
-            fed, algorithm="stratify-batch", secure=True, **{**SETTINGS, "batch_size": batch_size}
-        )
+        fs.train(fed, algorithm="stratify-batch:secure=true", **settings)
 
 
 def test_steps_of_one_client_are_left_out_of_secure_training():
@@ -376,10 +381,9 @@ def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
         "rounds": 1,
         "lr": 0.1,
         "per_round": 4,
-        "secure": True,
-        "round_totals": round_totals,
     }
-    held = fs.train(fed, algorithm="stratify-batch", **settings).server.labels.holdings()
+    method = fs.StratifyBatch(secure=True, round_totals=round_totals)
+    held = fs.train(fed, algorithm=method, **settings).server.labels.holdings()
     rows = (
         held.counts
         if round_totals == 1
@@ -393,7 +397,7 @@ def test_rounding_without_secrets_is_refused():
     with pytest.raises(
         FedskewError, match="round_totals=50 rounds what secure=true tells of labels"
     ):
-        fs.Settings(round_totals=50)
+        fs.StratifyBatch(round_totals=50)
 
 
 def test_the_label_protocol_takes_time_and_the_same_time_again():
@@ -402,11 +406,11 @@ def test_the_label_protocol_takes_time_and_the_same_time_again():
     settings = {
         **SETTINGS,
         "model": "logreg",
-        "algorithm": "stratify-single:per_label=5",
+        "algorithm": "stratify-single:per_label=5,secure=true",
         "rounds": 2,
         "fleet": "mixed:slow=5",
     }
-    first, second = (fs.train(fed, secure=True, **settings) for _ in range(2))
+    first, second = (fs.train(fed, **settings) for _ in range(2))
     names = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
     assert first.rounds[names].equals(second.rounds[names])
     lines = first.server.participation.fleet.machines(np.arange(5)).up
@@ -428,9 +432,10 @@ def test_with_secure_sums_no_step_has_one_client_alone(apart, secure: bool):
             schedules.append(schedule)
             return super().run_schedule(job, state, schedule, reset_optimizer)
 
-    settings = Settings(rounds=1, batch_size=2, lr=0.01, threads=1, device="cpu", secure=secure)
+    settings = Settings(rounds=1, batch_size=2, lr=0.01, threads=1, device="cpu")
     model = build("logreg", apart.data.shape, len(apart.data.classes), seed=0)
-    Server(apart, model, resolve("stratify-batch:per_label=10"), settings, Spy()).advance()
+    method = fs.StratifyBatch(per_label=10, secure=secure)
+    Server(apart, model, method, settings, Spy()).advance()
     [schedule] = schedules
     clients = [len(set(step.tolist())) for step in np.split(schedule.clients, schedule.ends[:-1])]
     assert (min(clients) > 1) == secure

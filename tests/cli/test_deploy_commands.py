@@ -387,7 +387,14 @@ def test_an_experiment_that_cannot_run_on_nodes_is_refused(
             'data = "silos:label=outcome"\nalgorithm = "fedavg + attack:kind=backdoor"',
             "hostile clients are simulated",
         ),
-        ('data = "silos:label=outcome"\nsecure = true', "secure=true simulates the clients' side"),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "stratify-batch:secure=true"',
+            "secure=true simulates the clients' side",
+        ),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "stratify-batch"\nsecure = true',
+            "secure=true simulates the clients' side",
+        ),
         (
             'data = "silos:label=outcome"\nalgorithm = "fedavg + dp"',
             "fedavg + dp: its noise is drawn",

@@ -615,7 +615,11 @@ class KilledError(Exception):
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize(
     "method",
-    ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"],
+    [
+        "stratify-batch:secure=true",
+        "stratify-single:selection=weighted,per_label=3,secure=true",
+        "stratify-hybrid:secure=true",
+    ],
 )
 def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(
     monkeypatch, tmp_path, method, engine
@@ -638,7 +642,6 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
         "rounds": 4,
         "batch_size": 8,
         "per_round": 3,
-        "secure": True,
         "engine": engine,
         "threads": 1,
     }

@@ -30,6 +30,8 @@ class _Stratified(Algorithm):
     per_label: Annotated[int | None, AtLeastOne] = None
     cap: Annotated[int | None, AtLeastOne] = None
     reuse: bool = False
+    secure: bool = False
+    round_totals: Annotated[int, AtLeastOne] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,10 +40,20 @@ class _Stratified(Algorithm):
                 f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label occurs more often "
                 "than it has samples: leave one of the two out"
             )
+        if self.round_totals > 1 and not self.secure:
+            raise FedskewError(
+                f"algorithm {self.label()}: round_totals={self.round_totals} rounds what secure=true tells of labels: "
+                "add it, or leave it at 1"
+            )
 
     def _synchronous(self) -> Synchronous:
         return Synchronous(
-            self._in_batches, self._label_access, self._check_labels, self._counts_labels
+            self._in_batches,
+            self._label_access,
+            self._check_labels,
+            self._counts_labels,
+            secure=self.secure,
+            round_totals=self.round_totals,
         )
 
     @property
@@ -119,6 +131,10 @@ class StratifyBatch(_Stratified):
             there are)
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
+        secure: the server gets placeholders for labels, agreed on under encryption, and sums over the clients of a
+            step (needs fedskew[he]); docs/secret-labels.md says what these disclose
+        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
+            up
 
     >>> type(StratifyBatch().topology(0)).__name__
     'Synchronous'
@@ -148,6 +164,10 @@ class StratifySingle(_Stratified):
             there are)
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
+        secure: the server gets placeholders for labels, agreed on under encryption, and sums over the clients of a
+            step (needs fedskew[he]); docs/secret-labels.md says what these disclose
+        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
+            up
         chunk: labels that are planned together; with 1 the model is passed on at random
         retain: how many holders of each label are searched for the longest run: all, or a number drawn for every chunk
 
@@ -163,8 +183,16 @@ class StratifySingle(_Stratified):
         return self._sequential()
 
     def _sequential(self, lr_scale: float | None = 1.0) -> Sequential:
-        checks = (self._label_access, self._check_labels, self._counts_labels)
-        return Sequential(self._single_samples, *checks, lr_scale=lr_scale, single_samples=True)
+        return Sequential(
+            self._single_samples,
+            self._label_access,
+            self._check_labels,
+            self._counts_labels,
+            lr_scale=lr_scale,
+            secure=self.secure,
+            round_totals=self.round_totals,
+            single_samples=True,
+        )
 
     def _single_samples(
         self, holdings: Holdings, pool: ClientPool, stream: Stream

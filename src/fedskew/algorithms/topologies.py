@@ -34,11 +34,14 @@ class Scheduled:
     Args:
         schedule_samples: returns the samples of a round, their clients and the ends of the optimiser steps
         label_access: what the server learns about labels: nothing, how many of each there are, or every client's share
-            of each. With the setting ``secure`` the holdings have placeholders instead of labels, and the server
-            learns just that
+            of each. With ``secure`` the holdings have placeholders instead of labels, and the server learns just
+            that
         check_labels: raises an error for holdings that the method cannot schedule; called once, before the first round
         counts_labels: whether the schedule needs to know how often each label occurs
         lr_scale: learning rate, as a multiple of the run's setting; None for 1 / batch_size
+        secure: the parties agree on placeholders for labels before the first round, and synchronous steps have secure
+            sums
+        round_totals: with ``secure``, the multiple to which clients round their rows of each label
     """
 
     schedule_samples: Callable[[Holdings, ClientPool, Stream], SampleSchedule]
@@ -46,6 +49,8 @@ class Scheduled:
     check_labels: Callable[[Holdings], None] = lambda holdings: None
     counts_labels: bool = False
     lr_scale: float | None = 1.0
+    secure: bool = False
+    round_totals: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,8 @@ class Synchronous(Scheduled):
 
 
 Topology: TypeAlias = Parallel | Buffered | Sequential | Synchronous
+
+
+def hides_labels(topology: Topology) -> bool:
+    """Return whether the server schedules placeholders for labels, and gets sums over the clients of a step alone."""
+    return isinstance(topology, Scheduled) and topology.secure

@@ -11,7 +11,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import escape, live_page, print_summary, show_progress
-from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torchrun
+from fedskew.core.config import CHOICES, FORMER, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Option, options_of
 
@@ -166,8 +166,13 @@ def _options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.
 def _annotation(option: Option, panel: str) -> Any:
     """Return type and look of a setting as an option of a command; its help stands in a panel."""
     flag = "--" + option.name.replace("_", "-")
-    look: dict[str, Any] = {"help": _help(option), "rich_help_panel": panel, "show_default": False}
-    if option.type is bool:
+    look: dict[str, Any] = {
+        "help": _help(option),
+        "rich_help_panel": panel,
+        "show_default": False,
+        "hidden": option.name in FORMER,
+    }
+    if option.type in (bool, bool | None):
         # With both flags, so that a file's true can be overridden
         return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **look)]
     return Annotated[str | None, typer.Option(flag, metavar=_metavar(option), **look)]
@@ -180,10 +185,9 @@ _PANELS = {
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
     ),
     "Execution and output": (
-        "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
-        "eval_every",
-        "eval_rows", "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
-        "mlflow", "wandb",
+        "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet", "eval_every", "eval_rows",
+        "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard", "mlflow",
+        "wandb", *FORMER,
     ),
 }  # fmt: skip
 

@@ -16,6 +16,8 @@ _TOML_BITS = 63
 # Settings that are a name with options
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")
 SHARDS = 8  # into which the clients of a round are divided for workers
+# Settings of the version before that are options of methods now, with what they were by default
+FORMER: Mapping[str, Any] = {"secure": False, "round_totals": 1}
 AUTO = "auto"  # the task that the targets of the data ask for, the skew that its clients do
 
 
@@ -51,10 +53,6 @@ class Settings:
         norm: BatchNorm: aggregated by the server (aggregate), local to each client (local), or aggregated except for
             the running statistics, which are local (silo)
         fleet: simulated machines and connections of the clients (fedskew list fleets)
-        secure: with a Stratify method, the server gets placeholders for labels, agreed on under encryption, and sums
-            over the clients of a step (needs fedskew[he]); docs/secret-labels.md says what these disclose
-        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
-            up
         engine: all clients of a round at once (stacked), one by one, the plain reference (loop), or as nodes of
             Flower's simulation, to try out a deployment (flower)
         device: cpu, cuda, cuda:1, ... or auto
@@ -76,6 +74,8 @@ class Settings:
         tensorboard: also write TensorBoard events into the run folder
         mlflow: also write an MLflow database into the run folder
         wandb: also write an offline run of Weights & Biases into the run folder
+        secure: until the next version, for the option of a Stratify method: algorithm=stratify-batch:secure=true
+        round_totals: likewise, algorithm=stratify-batch:secure=true,round_totals=500
     """
 
     rounds: Annotated[int, AtLeastOne] = 50
@@ -98,8 +98,6 @@ class Settings:
     weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
-    secure: bool = False
-    round_totals: Annotated[int, AtLeastOne] = 1
     engine: Literal["stacked", "loop", "flower"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
@@ -116,13 +114,11 @@ class Settings:
     tensorboard: bool = False
     mlflow: bool = False
     wandb: bool = False
+    secure: bool | None = None
+    round_totals: Annotated[int | None, AtLeastOne] = None
 
     def __post_init__(self) -> None:
         checked(self, "settings")
-        if self.round_totals > 1 and not self.secure:
-            raise FedskewError(
-                f"round_totals={self.round_totals} rounds what secure=true tells of labels: add it, or leave it at 1"
-            )
         if self.precision != "float32" and self.dtype != "float32":
             raise FedskewError(
                 f"precision={self.precision} clashes with dtype={self.dtype}: leave one of them out"

@@ -35,6 +35,7 @@ from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import as_table
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.folder import RunFolder
+from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Watch, alone
 from fedskew.tasks.task import BY_TARGET
@@ -92,14 +93,13 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
             raise FedskewError(
                 f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out"
             )
-    settings = experiment.settings()
+    method, settings = as_options(resolve(experiment.algorithm), experiment.settings())
     task = resolve_task(BY_TARGET[target] if settings.task == "auto" else settings.task)
     if task.target != target:
         raise FedskewError(
             f"task={settings.task} needs data=silos:target={task.target}, and it is {target}"
         )
     sent_metrics(task, settings)
-    method = resolve(experiment.algorithm)
     refuse(method, settings)
     _refuse_noise(method)
     if settings.per_round is not None and settings.per_round > nodes:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm
-from fedskew.algorithms.topologies import Scheduled
+from fedskew.algorithms.topologies import Scheduled, hides_labels
 from fedskew.core.config import Settings, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
@@ -227,7 +227,9 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
     reasons = {
         f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,
         "hostile clients are simulated": algorithm.poison is not None,
-        "secure=true simulates the clients' side of the label protocol": settings.secure,
+        "secure=true simulates the clients' side of the label protocol": hides_labels(
+            algorithm.topology(0)
+        ),
         "test_trained=true evaluates clients' models on the server": settings.test_trained,
         "thresholds need the predictions for all rows in one place": settings.thresholds
         is not None,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedskew.algorithms.contract import Algorithm, Report
 from fedskew.algorithms.selection import Probe
+from fedskew.algorithms.topologies import hides_labels
 from fedskew.batchnorm.masked import check_layers
 from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.config import Settings
@@ -187,7 +188,7 @@ def make_job(
         settings.seed,
         first,
         frozenset(frozen),
-        settings.secure,
+        hides_labels(algorithm.topology(0)),
         task or Classification(),
         classes,
         settings.augment,

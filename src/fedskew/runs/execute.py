@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.core.config import AUTO, Experiment, Settings, read_file, to_toml
+from fedskew.core.config import AUTO, FORMER, Experiment, Settings, read_file, to_toml
 from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
@@ -34,6 +34,7 @@ from fedskew.runs.choices import (
 from fedskew.runs.environment import check_imports, check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.former_settings import as_options, recorded_options, warn_of_former
 from fedskew.runs.run import Run
 from fedskew.runs.run_sources import InMemory
 from fedskew.runs.runner import (
@@ -158,12 +159,14 @@ def resuming(
         _check_rows(disk, fed, began)
         if model is None:
             model = config["model"]
-        method = algorithm or resolve(config["algorithm"])
-        settings = _settings_to_resume(disk, config, began, how.workers)
+        method, settings = as_options(
+            algorithm or resolve(config["algorithm"]),
+            _settings_to_resume(disk, config, began, how.workers),
+        )
         server, resolved = prepare(fed, model, method, settings, task, make)
         # A run of an older version learnt classes, and does not say so
         config.setdefault("task", resolved["task"])
-        check_same(disk, began, environment(server), how.force)
+        check_same(disk, recorded_options(began, method), environment(server), how.force)
         checkpoints = Checkpoints(disk)
         checkpoints.restore(server, how.force, how.latest)
         tables = {name: disk.table(name) for name in (on_disk.ROUNDS, on_disk.TIMING)}
@@ -235,8 +238,8 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
 
 def server_of(config: Mapping[str, Any]) -> Server:
     """Return the server of a configuration that names all parts of a run."""
-    method = resolve(config["algorithm"])
-    return prepare(federation_of_config(config), config["model"], method, settings_of(config))[0]
+    method, settings = as_options(resolve(config["algorithm"]), settings_of(config))
+    return prepare(federation_of_config(config), config["model"], method, settings)[0]
 
 
 def federation_of_config(config: Mapping[str, Any]) -> Federation:
@@ -267,6 +270,9 @@ def prepare(
         raise FedskewError(
             f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first"
         )
+    given = settings
+    algorithm, settings = as_options(algorithm, given)
+    warn_of_former(given, algorithm)
     check_trackers(settings)
     task = _task(fed, settings, task)
     config_of_task: Any = FROM_PYTHON
@@ -280,7 +286,8 @@ def prepare(
     check_head(server.job)
     config: dict[str, Any] = {}
     for field in fields(Settings):
-        config[field.name] = getattr(settings, field.name)
+        if field.name not in FORMER:
+            config[field.name] = getattr(settings, field.name)
     # What was used, or the same file on another machine would give other bits
     config["threads"] = server.threads
     for kind in ("schedule", "fleet"):

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.algorithms.contract import resolve
-from fedskew.core.config import AUTO, CHOICES, Experiment, to_toml
+from fedskew.core.config import AUTO, CHOICES, FORMER, Experiment, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.data.federation import Federation
 from fedskew.engine.device import pick_device
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
-from fedskew.runs.choices import FROM_PYTHON, as_table, choose, from_python
-from fedskew.runs.execute import prepare, read_config, resuming, starting
+from fedskew.runs.choices import FROM_PYTHON, as_table, choose, from_python, method_as_table
+from fedskew.runs.execute import prepare, read_config, resuming, settings_of, starting
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
+from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Resumption, Watch, alone
 from fedskew.server import refusals
@@ -29,7 +30,8 @@ def check_choices(experiment: Experiment) -> None:
         if kind in ("task", "skew") and getattr(experiment, kind) == AUTO:
             continue
         choose(kind, getattr(experiment, kind))
-    refusals.check_choices(resolve(experiment.algorithm), experiment.settings())
+    method, settings = as_options(resolve(experiment.algorithm), experiment.settings())
+    refusals.check_choices(method, settings)
     pick_device(experiment.device)
 
 
@@ -62,14 +64,18 @@ def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) 
     for kind in CHOICES:
         if not from_python(config.get(kind, FROM_PYTHON)):
             choices[kind] = as_table(kind, config[kind])
+    if "algorithm" in choices:
+        method, _ = as_options(resolve(config["algorithm"]), settings_of(config))
+        choices["algorithm"] = method_as_table(method)
+    kept = {name: value for name, value in config.items() if name not in FORMER}
     defaults: dict[str, Any] = {}
     for field in fields(Experiment):
-        if field.name not in config:
+        if field.name not in config and field.name not in FORMER:
             defaults[field.name] = field.default
     usual = {}
     if defaults:
         usual = _resolved(fed, replace(experiment, **defaults))
-    return {**usual, **config, **tomllib.loads(to_toml(choices))}
+    return {**usual, **kept, **tomllib.loads(to_toml(choices))}
 
 
 def run_or_resume(

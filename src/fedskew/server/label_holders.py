@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.topologies import Scheduled
-from fedskew.core.config import Settings
 from fedskew.core.streams import Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
@@ -50,7 +49,7 @@ class LabelHolders:
         if not isinstance(topology, Scheduled) or self._holdings:
             return
         self._holdings, self.agreement = label_holdings(
-            self.fed, self.context.trained_on, topology, self.context.settings, agreed
+            self.fed, self.context.trained_on, topology, self.context.settings.seed, agreed
         )
         topology.check_labels(self._holdings)
         participation = self.context.participation
@@ -82,7 +81,7 @@ def label_holdings(
     fed: Federation,
     trained_on: Partition,
     topology: Scheduled,
-    settings: Settings,
+    seed: int,
     agreed: Agreement | None = None,
 ) -> tuple[Holdings, Agreement | None]:
     """Return the label holdings of all clients; with ``secure`` by placeholders, found without disclosing labels.
@@ -96,14 +95,14 @@ def label_holdings(
         labels = np.zeros(len(fed.train), dtype=np.int64)
         classes = 1
     plain = Holdings.of(trained_on, labels, classes)
-    if not settings.secure:
+    if not topology.secure:
         return plain, None
     agreed = agreed or agree(
         _counts_of_clients(plain),
         label_range=classes,
-        stream=Stream(settings.seed, "placeholders"),
+        stream=Stream(seed, "placeholders"),
         weighted=topology.label_access == "shares",
-        round_totals=settings.round_totals,
+        round_totals=topology.round_totals,
     )
     placeholder = np.zeros(classes, dtype=np.int64)  # labels that no client has are never looked up
     for held in agreed.placeholders:

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous
+from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous, hides_labels
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
@@ -37,7 +37,7 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
-    if settings.secure:
+    if hides_labels(topology):
         _check_secure(algorithm)
     if settings.workers:
         _check_workers(algorithm, settings.workers)
@@ -51,17 +51,21 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
 def _check_secure(algorithm: Algorithm) -> None:
     """Raise an error where there are no labels to hide, or where the server needs what it must not learn."""
     topology = algorithm.topology(0)
-    method = algorithm.label()
     if not isinstance(topology, Scheduled) or topology.label_access == "none":
-        raise FedskewError(
-            f"secure=true hides labels from a server that schedules by them, and {method} does not: "
-            "use a Stratify method, or leave it out"
-        )
+        raise no_labels_to_hide(algorithm)
     if topology.label_access == "shares" and topology.counts_labels:
         raise FedskewError(
             "secure=true with selection=weighted gives the server shares of labels and no counts: use "
             "frequency=uniform and set with per_label= how often each label occurs"
         )
+
+
+def no_labels_to_hide(algorithm: Algorithm) -> FedskewError:
+    """Return the error for secret labels with a method whose server does not go by labels."""
+    return FedskewError(
+        f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
+        "use a Stratify method, or leave it out"
+    )
 
 
 def _check_workers(algorithm: Algorithm, workers: int) -> None:
@@ -160,7 +164,7 @@ def _check_schedule(job: Job, settings: Settings) -> None:
     if not isinstance(topology, Scheduled):
         return
     few = min(settings.batch_size, job.partition.clients) < 2
-    if settings.secure and isinstance(topology, Synchronous) and few:
+    if topology.secure and isinstance(topology, Synchronous) and few:
         raise FedskewError(
             "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 "
             "clients and batch_size=2"

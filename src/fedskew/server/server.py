@@ -111,7 +111,7 @@ class Server:
         if isinstance(self.rounds, ParallelRounds):
             check_private(self.job, settings, machines, sample_payload(context, self.state))
         # The protocol is slow, and a resumed run has its result in the checkpoint
-        if not settings.secure:
+        if not self.job.secure:
             self.labels.find()
         self.scorer = Scorer(fed, context, self.state, self.clients, trained)
         self.evaluator = self.scorer.evaluator

@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from fedskew.core.config import Experiment
+from fedskew.core.config import FORMER, Experiment
 from fedskew.core.registry import parts_of
 from fedskew.runs.choices import brief
 from fedskew.study.run_data import RunData, spelled
 
 _SHORT = ("data", "skew", "model", "task", "fleet")
-_SETTINGS = {field.name for field in fields(Experiment)}
+_SETTINGS = {field.name for field in fields(Experiment)} - FORMER.keys()
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Setting:
         """Return all settings but the method: numbers as they are, choices in short."""
         plain: dict[str, Any] = {}
         for name, value in self.config.items():
-            if name == "algorithm":
+            if name == "algorithm" or (name, value) in FORMER.items():
                 continue
             if isinstance(value, Mapping):
                 plain[name] = spelled(value)

@@ -28,7 +28,7 @@ class SynchronousSteps:
     def prepare(self, schedule: SampleSchedule, context: RoundContext) -> SampleSchedule:
         """Return the schedule without steps of too few rows; with secure sums also without those of a single client."""
         schedule = with_rows(schedule, context.least)
-        if context.settings.secure:
+        if context.job.secure:
             return with_several_clients(schedule)
         return schedule
 
@@ -43,7 +43,7 @@ class SynchronousSteps:
         """Return the cost of exchanging weights and gradients at every step."""
         clients = context.trained_on.clients
         masked = None
-        if context.settings.secure:
+        if context.job.secure:
             masked = clients
         up, down = step_bytes(context.job.model, context.job.x.dtype, masked)
         load = VisitBytes(down, up, request_bytes(access))
