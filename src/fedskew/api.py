@@ -16,9 +16,9 @@ from fedskew.report.page import PageWriter
 from fedskew.runs.callbacks import CallbackSpec, as_callbacks
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
-from fedskew.runs.federate import load, split
 from fedskew.runs.run import Run, open_run
 from fedskew.runs.runner import Resumption, Watch, alone
+from fedskew.skew.federate import load, split
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
 

@@ -14,7 +14,7 @@ from fedskew.papers.measurements import distribution, heterogeneity, schedule
 from fedskew.papers.paper_tables import Entry, PaperTable, Quick, Value
 from fedskew.papers.rerun import UNFINISHED, configuration, rerun
 from fedskew.papers.results import Result, Results
-from fedskew.runs.federate import load, split
+from fedskew.skew.federate import load, split
 
 SETTINGS = {
     "data": "digits",

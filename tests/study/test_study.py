@@ -13,9 +13,9 @@ import pytest
 import fedskew as fs
 from fedskew.cli import app as cli
 from fedskew.data.partition import Partition
-from fedskew.runs import federate as reading
 from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
+from fedskew.skew import federate as reading
 from fedskew.study import study_folder
 from fedskew.study.grid import parse_seeds
 from fedskew.study.overview import means

@@ -61,8 +61,8 @@ def advise(
     """
     from fedskew.advice.advise import advise as advised
     from fedskew.data.catalogue import together
-    from fedskew.runs.federate import federate
     from fedskew.runs.folder import to_json
+    from fedskew.skew.federate import federate
 
     chosen = {name: value for name, value in given.items() if value is not None}
     values: dict[str, Any] = {"rounds": 100, **chosen}

@@ -107,7 +107,7 @@ class PartitionOptions:
         from fedskew import api
         from fedskew.nodes.split_folder import read_origin
         from fedskew.runs.choices import spell
-        from fedskew.runs.federate import usual_skew
+        from fedskew.skew.federate import usual_skew
         from fedskew.skew.target import Target as Level
 
         level = None
@@ -137,7 +137,7 @@ class PartitionOptions:
 
     def _reached(self, origin: "Origin", skew: str, level: "Level") -> dict[str, Any]:
         """Return the skew whose partition comes nearest to a level of heterogeneity, and the level that it has."""
-        from fedskew.runs.federate import DEFAULT_CLIENTS
+        from fedskew.skew.federate import DEFAULT_CLIENTS
         from fedskew.skew.target import find
 
         cut = origin.data.with_bins(self.bins)

@@ -363,6 +363,13 @@ class Registry(Generic[T]):
             load_entry_points(self._group)
         return self._things
 
+    def as_table(self, choice: Choice) -> dict[str, Any] | str:
+        """Return a choice as a table with every option, or as text if it has several parts."""
+        full = self.full(choice)
+        if isinstance(full, Composition):
+            return str(full)
+        return {"name": full.name, **full.options}
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._searched_for()))
 

@@ -12,7 +12,7 @@ from fedskew.data.dataset import Rows
 from fedskew.heterogeneity.heterogeneity import levels
 from fedskew.models.build import build
 from fedskew.nodes.split_folder import read_origin
-from fedskew.runs.federate import load
+from fedskew.skew.federate import load
 from fedskew.skew.partitioning import partition_rows
 from fedskew.tasks.classification import Classification
 

@@ -8,7 +8,7 @@ from torch import nn
 from fedskew.algorithms.contract import Algorithm, algorithms, choice_of
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import place
-from fedskew.core.registry import Choice, Composition, Registry
+from fedskew.core.registry import Choice, Registry
 from fedskew.data import catalogue
 from fedskew.data.dataset import datasets
 from fedskew.engine.lr_schedule import schedules
@@ -46,11 +46,8 @@ def choose(kind: str, spec: Any) -> Choice:
 
 
 def as_table(kind: str, spec: Any) -> dict[str, Any] | str:
-    """Return a choice as a table with every option, or as text if it has several parts: what a configuration holds."""
-    choice = REGISTRIES[kind].full(choose(kind, spec))
-    if isinstance(choice, Composition):
-        return str(choice)
-    return {"name": choice.name, **choice.options}
+    """Return a choice as a configuration holds it."""
+    return REGISTRIES[kind].as_table(choose(kind, spec))
 
 
 def spell(kind: str, spec: Any) -> str:

@@ -32,7 +32,6 @@ from fedskew.runs.choices import (
     model_as_table,
 )
 from fedskew.runs.environment import check_imports, check_same, environment
-from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.former_settings import as_options, recorded_options, warn_of_former
 from fedskew.runs.run import Run
@@ -54,6 +53,7 @@ from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
 from fedskew.server.makers import MakeServer, maker_for
 from fedskew.server.server import Server
+from fedskew.skew.federate import federate
 from fedskew.tasks.task import BY_TARGET, Task, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 from fedskew.tasks.task import resolve as resolve_task

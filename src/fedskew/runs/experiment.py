@@ -16,12 +16,12 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import FROM_PYTHON, as_table, choose, from_python, method_as_table
 from fedskew.runs.execute import prepare, read_config, resuming, settings_of, starting
-from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Resumption, Watch, alone
 from fedskew.server import refusals
+from fedskew.skew.federate import federate
 
 
 def check_choices(experiment: Experiment) -> None:

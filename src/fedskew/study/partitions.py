@@ -2,7 +2,7 @@
 
 from fedskew.core.config import Experiment
 from fedskew.data.federation import Federation
-from fedskew.runs.federate import federate
+from fedskew.skew.federate import federate
 
 MOST = 16  # partitions that are kept
 _MEMORY = 4 << 30  # bytes of data sets that depend on the seed

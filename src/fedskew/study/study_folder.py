@@ -15,8 +15,8 @@ from fedskew.core.files import reading
 from fedskew.core.writing import write_atomically
 from fedskew.runs.choices import spell
 from fedskew.runs.execute import fresh_folder, prepare
-from fedskew.runs.federate import DEFAULT_SKEW
 from fedskew.runs.folder import GROUP, TakenError, must_be_new, new_folder, resume_command
+from fedskew.skew.federate import DEFAULT_SKEW
 from fedskew.study.jobs import checked_jobs
 from fedskew.study.member import Member
 from fedskew.study.partitions import Partitions

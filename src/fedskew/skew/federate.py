@@ -9,9 +9,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, options_of, parse
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
-from fedskew.data.dataset import Dataset, Split
+from fedskew.data.dataset import Dataset, Split, datasets
 from fedskew.data.federation import Federation
-from fedskew.runs.choices import as_table
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
 from fedskew.skew.target import find
@@ -50,7 +49,7 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
         spec = _with_options(spec, options)
     data = catalogue.load(spec, **valid)
     recipe = {
-        "data": as_table("data", spec),
+        "data": datasets.as_table(catalogue.choose(spec)),
         "validation": valid["validation"],
         "split_seed": valid["seed"],
     }
@@ -143,7 +142,7 @@ def split(
     if not callable(skew) and _is_made_again_by(dataset.recipe, seed):
         recipe = {
             **dataset.recipe,
-            "skew": as_table("skew", skews.settle(skew, divided.partition.settled)),
+            "skew": skews.as_table(skews.choose(skews.settle(skew, divided.partition.settled))),
             "clients": partition.clients,
             "split_seed": seed,
             "client_test": client_test,
