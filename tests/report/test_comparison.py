@@ -244,10 +244,8 @@ def test_run_is_one_run(fedskew: Callable[[str], Any], capsys: pytest.CaptureFix
     Path("e.toml").write_text("rounds = 1\nseeds = [0, 1]\n")
     for given, instead in {
         "--algorithm fedavg --algorithm moon --folder x": "fedskew compare --algorithm fedavg --algorithm moon --out x",
-        "--seeds 0-2": "fedskew compare --seeds 0-2",
-        "--grid lr=1,2 --folder=x": "fedskew compare --grid lr=1,2 --out=x",
+        "--skew iid --skew vop --folder=x": "fedskew compare --skew iid --skew vop --out=x",
         "e.toml": "fedskew compare e.toml",
-        "--target 0.9": "fedskew compare --target 0.9",
     }.items():
         assert fedskew(f"run {given}") == 2
         assert capsys.readouterr().err.strip().endswith(f": use {instead}")
@@ -485,7 +483,7 @@ def test_nobody_wins_on_training_rows(tmp_path: Path) -> None:
 def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
     frame = fs.compare(algorithm=["fedavg", "local"], seeds="0-2", out=tmp_path / "x", **SMALL)
     assert frame.attrs["compared_by"] == "client_accuracy_mean"
-    assert "--client-test 0.2" in frame.attrs["warnings"][0]
+    assert "client_test=0.2" in frame.attrs["warnings"][0]
     for name in ("comparison.md", "comparison.tex", "report.html"):
         text = (tmp_path / "x" / name).read_text().replace("\\_", "_")
         assert "compared by client_accuracy_mean (on training rows of each client)" in text

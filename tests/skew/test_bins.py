@@ -49,7 +49,7 @@ def test_a_skew_by_label_deals_bins_as_it_deals_classes(skew: str, y: np.ndarray
 def test_without_bins_a_skew_by_label_is_refused(skew: str, y: np.ndarray):
     with pytest.raises(
         FedskewError,
-        match=rf"skew {skew.partition(':')[0]} deals out classes, and .*bins=5, --bins 5",
+        match=rf"skew {skew.partition(':')[0]} deals out classes, and .*bins=5\)",
     ):
         partition_rows(skew, data(y, None).train, 4, 0)
 

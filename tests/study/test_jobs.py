@@ -41,7 +41,7 @@ def test_results_are_in_order_and_come_from_several_processes() -> None:
     ("task", "error", "said"),
     [
         (7, FedskewError, "seven is not allowed"),
-        (8, FedskewError, "a process of --jobs ended before its run did"),
+        (8, FedskewError, "one of the jobs ended before its run did"),
         (9, RuntimeError, "KeyError: 'nine'"),
     ],
 )

@@ -292,7 +292,7 @@ def _notes(trials: Trials, scores: Mapping[str, Scores], sign: float) -> list[st
         )
     if _still_rising(scores["fedavg"], sign):
         notes.append(
-            "FedAvg was still improving in the second half of the trials: with more rounds (more --minutes) the "
+            "FedAvg was still improving in the second half of the trials: with more rounds (more minutes) the "
             "differences may shrink."
         )
     return notes

@@ -28,15 +28,9 @@ def add_to(app: typer.Typer) -> None:
     page = typer.Option(
         "--live", help="print an address on this machine; open it in a browser to follow the run"
     )
-    hidden = {name: (_hidden(name), None) for name in COMPARED}
     own = {"folder": (folder, None), "live": (Annotated[bool, page], False)}
-    with_settings(run, {"file": (file, None), **CHOSEN, **hidden, **own, **ENDING})
+    with_settings(run, {"file": (file, None), **CHOSEN, **own, **ENDING})
     app.command(cls=Once)(run)
-
-
-def _hidden(name: str) -> Any:
-    """Return an option that is only there to be refused with what to use instead."""
-    return Annotated[list[str] | None, typer.Option(f"--{name}", hidden=True)]
 
 
 def with_settings(
@@ -59,10 +53,6 @@ def run(
     data: list[str] | None,
     algorithm: list[str] | None,
     skew: list[str] | None,
-    seeds: list[str] | None,
-    grid: list[str] | None,
-    target: list[str] | None,
-    jobs: list[str] | None,
     folder: Path | None,
     or_resume: bool,
     live: bool,
@@ -72,6 +62,7 @@ def run(
     """Train one method on a partitioned data set. To compare several: fedskew compare.
 
     FILE is an experiment in TOML, such as the config.toml of an earlier run; options override it.
+    Options are settings, with their names: --client-test 0.2 is client_test = 0.2 in a file and in Python.
 
     A SPEC is a name, or a name with options: dirichlet:alpha=0.2,min_size=5
 
@@ -84,24 +75,9 @@ def run(
     from fedskew.report.page import PageWriter
     from fedskew.runs.choices import spell
     from fedskew.runs.experiment import run_experiment, run_or_resume
-    from fedskew.study.grid import several
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
-    for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True):
-        if some is not None:
-            values[name] = some
-    many = []
-    for name in ("algorithm", "skew"):
-        if name in values:
-            choices = several(name, values[name])
-            values[name] = choices[0]
-            if len(choices) > 1:
-                many.append(name)
-    many += [name for name in COMPARED if name in values]
-    if many:
-        raise FedskewError(
-            f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}"
-        )
+    values = _of_one_run(values)
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
     experiment = Experiment(**values)
@@ -114,6 +90,26 @@ def run(
             done = run_experiment(experiment, folder=folder, callbacks=callbacks)
     assert done.folder is not None
     print_summary([name], [done.summary], done.folder, done.summary, as_json)
+
+
+def _of_one_run(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with one method and one skew; raise an error if they are those of several runs."""
+    from fedskew.study.grid import several
+
+    single = dict(values)
+    many = []
+    for name in ("algorithm", "skew"):
+        if name in values:
+            choices = several(name, values[name])
+            single[name] = choices[0]
+            if len(choices) > 1:
+                many.append(name)
+    many += [name for name in COMPARED if name in values]
+    if many:
+        raise FedskewError(
+            f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}"
+        )
+    return single
 
 
 def _instead() -> str:

@@ -55,7 +55,7 @@ def column_table(found: "Findings") -> str:
     table = _aligned(lines)
     more = len(found.columns) - _SHOWN
     if more > 0:
-        table += f"\n… and {more} more columns (--json)"
+        table += f"\n… and {more} more columns (as_dict(), --json)"
     return table
 
 

@@ -43,7 +43,7 @@ def labels_of(skew: str, rows: Rows) -> Ints:
     else:
         what = "several labels a row"
     raise FedskewError(
-        f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5, --bins 5), "
+        f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5), "
         "or use a skew that looks at no labels (iid, quantity, natural, feature-dirichlet, vop)"
     )
 

@@ -114,7 +114,7 @@ def _received(pipe: Connection, came: Sequence[str]) -> tuple[str, Any]:
         if came:
             raise Interrupted("interrupted", STOPS[came[0]]) from None
         raise FedskewError(
-            "a process of --jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
+            "one of the jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
         ) from None
     return kind, content
 

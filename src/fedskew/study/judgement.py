@@ -75,7 +75,7 @@ class Judgement:
         if self.on_training_rows:
             found.append(
                 "methods are compared on training rows, which say little of other rows: hold some out at every client "
-                "(--client-test 0.2)"
+                "(client_test=0.2)"
             )
         return found
 

@@ -89,7 +89,7 @@ def check(plan: Plan, partitions: Partitions | None = None) -> None:
 
 def _check_followed(target: Target, names: Sequence[str]) -> None:
     if target.metric and target.metric not in names:
-        more = "; others are followed with metrics=..."
+        more = "; others are followed if metrics names them"
         raise unknown("metric of the target", target.metric, names, more)
 
 
