@@ -389,4 +389,6 @@ def test_help_shows_brackets(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert fedskew("run --help") == 0
+    assert "[digits]" in capsys.readouterr().out
+    assert fedskew("list algorithms") == 0
     assert "fedskew[he]" in capsys.readouterr().out
