@@ -19,7 +19,9 @@ def _dense(
     """
     if units:
         return [nn.Linear(inputs, units), *nonlinear(activation, dropout)], units
-    return [nn.Dropout(dropout)] if dropout else [], inputs
+    if dropout:
+        return [nn.Dropout(dropout)], inputs
+    return [], inputs
 
 
 def _image_network(
@@ -50,8 +52,7 @@ def _image_network(
 
 def _signal_network(
     first: list[nn.Module],
-    channels: int,
-    length: int,
+    signal: tuple[int, int],
     classes: int,
     kernel: int,
     width: int,
@@ -59,7 +60,8 @@ def _signal_network(
     activation: Activation,
     dropout: float,
 ) -> Network:
-    """Return the same in one dimension, after the ``first`` layers."""
+    """Return the same in one dimension, after the ``first`` layers; ``signal`` has channels and a length."""
+    channels, length = signal
     dense, last = _dense(2 * width * (length // 4), hidden, activation, dropout)
     features = nn.Sequential(
         *first,
@@ -155,8 +157,8 @@ def har_cnn(
         activation: what follows each convolution and the dense layer before the head
         dropout: share of the head's inputs that is dropped at a training step, 0 for no drop-out layer
     """
-    channels, length = signal_shape("har-cnn", shape, 4)
-    return _signal_network([], channels, length, classes, 9, width, hidden, activation, dropout)
+    signal = signal_shape("har-cnn", shape, 4)
+    return _signal_network([], signal, classes, 9, width, hidden, activation, dropout)
 
 
 @models.register("tabular-cnn")
@@ -190,4 +192,5 @@ def tabular_cnn(
             "choose mlp, which takes any shape"
         )
     first: list[nn.Module] = [nn.Unflatten(1, (1, shape[0]))]
-    return _signal_network(first, 1, shape[0], classes, 3, width, hidden, activation, dropout)
+    signal = (1, shape[0])
+    return _signal_network(first, signal, classes, 3, width, hidden, activation, dropout)

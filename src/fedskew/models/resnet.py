@@ -43,6 +43,9 @@ def resnet9(
             which allows larger learning rates
     """
     channels, _, _ = image_shape("resnet9", shape, 8)
+    last: list[nn.Module] = [GlobalMax()]
+    if logits != 1:
+        last.append(Factor(logits))
     features = nn.Sequential(
         _conv(channels, width, norm),
         _conv(width, 2 * width, norm),
@@ -53,8 +56,7 @@ def resnet9(
         _conv(4 * width, 8 * width, norm),
         nn.MaxPool2d(2),
         _twice(8 * width, norm),
-        GlobalMax(),
-        *([Factor(logits)] if logits != 1 else []),
+        *last,
     )
     return Network(features, 8 * width, classes)
 
@@ -73,17 +75,19 @@ class _Subsample(nn.Module):
 
 def _basic(inputs: int, outputs: int, norm: Norm, *, project: bool) -> Residual:
     """Return the basic block of He et al.; it halves the image where the channels grow."""
-    if inputs == outputs:
-        stride = 1
-    else:
+    stride = 1
+    if inputs != outputs:
         stride = 2
     body = nn.Sequential(
         *conv_norm(inputs, outputs, norm, stride), nn.ReLU(), *conv_norm(outputs, outputs, norm)
     )
     if inputs == outputs:
         return Residual(body, after=nn.ReLU())
+    # Made in any case: its weights are drawn before those of the layers that follow
     projection = nn.Sequential(*conv_norm(inputs, outputs, norm, stride, kernel=1))
-    return Residual(body, projection if project else _Subsample(outputs - inputs), nn.ReLU())
+    if project:
+        return Residual(body, projection, nn.ReLU())
+    return Residual(body, _Subsample(outputs - inputs), nn.ReLU())
 
 
 def _stages(
