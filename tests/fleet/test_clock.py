@@ -6,6 +6,7 @@ import pytest
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.fleet.clock import (
+    DropOuts,
     Meeting,
     Outcome,
     Work,
@@ -52,18 +53,10 @@ def simulated(
     """Return the outcome for these rows and steps in an epoch and these rows once."""
     each = np.ones(len(clients))
     work = Work(each * rows, each * steps, each * once, 0 * each)
-    transfer = transfer_seconds(fleet.machines(np.asarray(clients)), down, up)
-    return simulate_round(
-        fleet,
-        fleet.machines(np.asarray(clients)),
-        np.asarray(clients),
-        work,
-        np.asarray(epochs),
-        transfer,
-        seed,
-        round,
-        **more,
-    )
+    machines = fleet.machines(np.asarray(clients))
+    transfer = transfer_seconds(machines, down, up)
+    drop_outs = DropOuts.draw(machines, np.asarray(clients), seed, round)
+    return simulate_round(fleet, machines, work, np.asarray(epochs), transfer, drop_outs, **more)
 
 
 def play_three(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedskew.core.errors import FedskewError
-from fedskew.fleet.clock import Work, simulate_round, transfer_seconds
+from fedskew.fleet.clock import DropOuts, Work, simulate_round, transfer_seconds
 from fedskew.fleet.machines import Fleet, fleets
 from fedskew.fleet.presets import mixed, phones, silos, uniform
 from fedskew.models.build import build
@@ -243,17 +243,12 @@ def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
             choice = fleets.choose(spec)
             fleet = fleets.get(choice.name)(30, seed, **choice.options)
             work = Work(rows, np.ceil(rows / 32), 0 * rows, 0 * rows)
-            transfer = transfer_seconds(fleet.machines(clients), size, size)
-            found += simulate_round(
-                fleet,
-                fleet.machines(clients),
-                clients,
-                work,
-                np.ones(30, dtype=np.int64),
-                transfer,
-                seed,
-                0,
-            ).late.sum()
+            machines = fleet.machines(clients)
+            transfer = transfer_seconds(machines, size, size)
+            epochs = np.ones(30, dtype=np.int64)
+            drop_outs = DropOuts.draw(machines, clients, seed, 0)
+            outcome = simulate_round(fleet, machines, work, epochs, transfer, drop_outs)
+            found += outcome.late.sum()
         return found / 600
 
     assert late("mixed:slow=10,dropout=0.1,deadline=30") > 0.8

@@ -55,6 +55,23 @@ class Meeting:
 
 
 @dataclass(frozen=True)
+class DropOuts:
+    """Which clients of a round drop out, and after which part of their time; the part of all others is 1."""
+
+    dropped: Flags
+    part: Floats
+
+    @classmethod
+    def draw(cls, machines: Machines, clients: Ints, seed: int, round: int) -> "DropOuts":
+        """Draw them; what happens to a client depends on it and the round alone, not on the other clients."""
+        dropped = drop_out(machines, clients, seed, round)
+        part = np.ones(len(clients))
+        if dropped.any():
+            part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
+        return cls(dropped, part)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The outcome of the clients of a round, one entry each: its update arrived, was lost or is late.
 
@@ -101,45 +118,34 @@ def transfer_seconds(
 def simulate_round(
     fleet: Fleet,
     machines: Machines,
-    clients: Ints,
     work: Work,
     epochs: Ints,
     transfer: Floats,
-    seed: int,
-    round: int,
+    drop_outs: DropOuts,
     waited: float = 0.0,
 ) -> Outcome:
     """Return the outcome of one round on the clients' ``machines``.
 
     ``transfer`` are the communication times, ``waited`` is the time before.
 
-    A client drops out with its machine's probability after a random part of its time, and the server notices at once.
-    Both depend on the client and the round alone, not on the other clients. A client that has neither answered nor
-    dropped out by the deadline is late; the round then lasts exactly until the deadline, else until the last update
-    or drop-out.
+    The server notices at once when a client drops out. A client that has neither answered nor dropped out by the
+    deadline is late; the round then lasts exactly until the deadline, else until the last update or drop-out.
     """
-    if fleet.deadline is None:
-        limit = np.inf
-    else:
+    limit = np.inf
+    if fleet.deadline is not None:
         limit = fleet.deadline
     if fleet.partial:
         epochs = _fitting(
             epochs, lambda tried: waited + transfer + work.seconds(machines, tried) <= limit
         )
     training = work.seconds(machines, np.maximum(epochs, 1))
-    dropped = drop_out(machines, clients, seed, round)
-    busy = transfer + training
-    if dropped.any():
-        part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
-        training = part * training
-        busy = part * busy
-    time = waited + busy
+    time = waited + drop_outs.part * (transfer + training)
     late = time > limit
+    duration = time.max(initial=waited)
     if late.any():
         duration = limit
-    else:
-        duration = time.max(initial=waited)
-    return Outcome(time, training, epochs, dropped & ~late, late, float(duration))
+    dropped = drop_outs.dropped & ~late
+    return Outcome(time, drop_outs.part * training, epochs, dropped, late, float(duration))
 
 
 def drop_out(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:

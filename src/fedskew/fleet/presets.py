@@ -1,7 +1,7 @@
 """Fleets by name, with identical or with heterogeneous machines."""
 
 from functools import lru_cache
-from typing import Annotated, TypeAlias, Unpack
+from typing import Annotated, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
@@ -16,25 +16,31 @@ Overhead: TypeAlias = Annotated[float, NonNegative]
 Dropout: TypeAlias = Annotated[float, PartialShare]
 
 
-def _heterogeneous(
-    clients: Ints,
-    seed: int,
-    slow: float,
-    rows_per_second: float,
-    seconds_per_step: float,
-    down: float,
-    up: float,
-    latency: float,
-    dropout: float,
-) -> Machines:
-    """Return machines up to ``slow`` times worse than the given one, log-uniformly; speed and bandwidth independent."""
+class _Machine(NamedTuple):
+    """One machine and its connection, see ``Machines``."""
+
+    rows_per_second: float
+    seconds_per_step: float
+    down: float
+    up: float
+    latency: float
+    dropout: float
+
+
+def _heterogeneous(clients: Ints, seed: int, slow: float, best: _Machine) -> Machines:
+    """Return machines up to ``slow`` times worse than the best, log-uniformly; speed and bandwidth independent."""
     computer = slow ** -shares(seed, "fleet computer", clients)
     line = slow ** -shares(seed, "fleet line", clients)
     # Between 0 and twice the mean; narrower where twice the mean would be more than 1.
-    spread = min(dropout, 1 - dropout) * (2 * shares(seed, "fleet dropout", clients) - 1)
-    steps = seconds_per_step / computer
+    widest = min(best.dropout, 1 - best.dropout)
+    spread = widest * (2 * shares(seed, "fleet dropout", clients) - 1)
     return Machines(
-        rows_per_second * computer, steps, down * line, up * line, latency / line, dropout + spread
+        rows_per_second=best.rows_per_second * computer,
+        seconds_per_step=best.seconds_per_step / computer,
+        down=best.down * line,
+        up=best.up * line,
+        latency=best.latency / line,
+        dropout=best.dropout + spread,
     )
 
 
@@ -63,7 +69,7 @@ def uniform(
     >>> uniform(3, 0, mbit_per_second=8.0).machines(np.array([1, 2])).up
     array([8., 8.])
     """
-    machine = (
+    machine = _Machine(
         rows_per_second,
         seconds_per_step,
         mbit_per_second,
@@ -144,7 +150,7 @@ def mixed(
     >>> bool(some.min() > 250), bool(some.max() <= 1000), round(float(np.median(some)), -2)
     (True, True, 500.0)
     """
-    machine = (
+    best = _Machine(
         rows_per_second,
         seconds_per_step,
         mbit_per_second,
@@ -152,7 +158,7 @@ def mixed(
         latency,
         dropout,
     )
-    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), **rules)
+    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, best), **rules)
 
 
 @preset("edge")
@@ -231,11 +237,10 @@ def phones(
     >>> round(len(fleet.available(0.0, busy=np.zeros(0, dtype=np.int64))) / 10_000, 2)
     0.25
     """
-    machine = (rows_per_second, seconds_per_step, down_mbit, up_mbit, latency, dropout)
+    best = _Machine(rows_per_second, seconds_per_step, down_mbit, up_mbit, latency, dropout)
     length = max(1, round(share * DAY))
     start = np.floor(DAY * shares(seed, "fleet window", np.arange(clients))).astype(np.int64)
+    windows = None
     if length < DAY:
         windows = Windows(start, np.broadcast_to(length, clients))
-    else:
-        windows = None
-    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), windows, **rules)
+    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, best), windows, **rules)

@@ -67,13 +67,12 @@ def trace(
     found = _read(path, clients)
     if dropout is not None:
         found["dropout"] = np.full(clients, dropout)
-    machine = [found.get(option.name, np.zeros(clients)) for option in _MACHINE]
-    return Fleet(
-        clients,
-        lambda some: Machines(*(column[some] for column in machine)),
-        _windows(path, found),
-        **rules,
-    )
+    columns = [found.get(option.name, np.zeros(clients)) for option in _MACHINE]
+
+    def machines_of(some: Ints) -> Machines:
+        return Machines(*(column[some] for column in columns))
+
+    return Fleet(clients, machines_of, _windows(path, found), **rules)
 
 
 def _windows(path: Path, found: dict[str, Floats]) -> Windows | None:
@@ -116,10 +115,10 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         raise FedskewError(
             f"{path} has no line for client {client}: write one for each of the {clients}, 0 to {clients - 1}"
         )
-    result: dict[str, Floats] = {}
+    columns: dict[str, Floats] = {}
     for option, column in zip(options, values.T.copy(), strict=True):
-        result[option.name] = column
-    return result
+        columns[option.name] = column
+    return columns
 
 
 def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -127,7 +126,8 @@ def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(text)
     try:
         for fields in reader:
-            if any(tidy := [" ".join(field.split()) for field in fields]):
+            tidy = [" ".join(field.split()) for field in fields]
+            if any(tidy):
                 yield reader.line_num, tidy
     except csv.Error as error:
         raise FedskewError(
@@ -145,7 +145,9 @@ def _options(path: Path, header: Sequence[str]) -> list[Option]:
             raise unknown(f"column of {path}", name, _KNOWN)
         if header.count(name) > 1:
             raise FedskewError(f"{path} line 1: column {name} is there twice: keep one")
-    needed = _NEEDED + (_WINDOWED if set(_WINDOWED) & set(header) else [])
+    needed = list(_NEEDED)
+    if set(_WINDOWED) & set(header):
+        needed += _WINDOWED
     for name in needed:
         if name not in header:
             raise FedskewError(

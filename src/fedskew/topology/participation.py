@@ -18,6 +18,7 @@ from fedskew.engine.plan import Plan
 from fedskew.fleet.availability import Members
 from fedskew.fleet.clock import (
     FORWARD_COST,
+    DropOuts,
     Flags,
     Meeting,
     Outcome,
@@ -257,15 +258,14 @@ class Participation:
         if traffic.meeting:
             meeting = traffic.meeting(plan)
             transfer += meeting.seconds(machines)
+        drop_outs = DropOuts.draw(machines, plan.clients, self.settings.seed, selected.round)
         outcome = simulate_round(
             self.fleet,
             machines,
-            plan.clients,
             self._work(plan),
             plan.epochs,
             transfer,
-            self.settings.seed,
-            selected.round,
+            drop_outs,
             probing.waited,
         )
         between = np.zeros_like(plan.clients)
