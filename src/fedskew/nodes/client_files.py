@@ -38,48 +38,56 @@ class Lines:
         """Read a CSV file."""
         content = read_bytes(path)
         if not content.endswith(b"\n"):
+            line_end = b"\n"
             if b"\r\n" in content:
-                content += b"\r\n"
-            else:
-                content += b"\n"
+                line_end = b"\r\n"
+            content += line_end
         text = np.frombuffer(content, dtype=np.uint8)
         ends = np.flatnonzero(text == ord("\n")) + 1
-        ends = ends[np.searchsorted(np.flatnonzero(text == ord('"')), ends) % 2 == 0]
+        quotes = np.flatnonzero(text == ord('"'))
+        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        if not len(ends):
+            return cls(b"", content, ends, ends)
         starts = np.concatenate([[0], ends[:-1]])
-        solid = np.ones(256, dtype=np.bool_)
-        solid[[sign for sign in b" \t\r\n" if sign not in separator]] = False
-        if len(ends):
-            kept = np.logical_or.reduceat(solid[text], starts)
-        else:
-            kept = np.zeros(0, dtype=np.bool_)
-        starts = starts[: len(ends)][kept]
-        ends = ends[kept]
+        not_empty = np.logical_or.reduceat(_visible(separator)[text], starts)
+        starts, ends = starts[not_empty], ends[not_empty]
+        header = b""
         if len(ends):
             header = content[starts[0] : ends[0]]
-        else:
-            header = b""
         return cls(header, content, starts[1:], ends[1:])
 
     @classmethod
     def join(cls, parts: "Sequence[Lines]") -> "Lines":
         """Return the rows of all parts, in their order."""
-        shift = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
-        starts, ends = (
-            np.concatenate(
-                [getattr(part, name) + by for part, by in zip(parts, shift, strict=True)]
-            )
-            for name in ("starts", "ends")
-        )
-        return cls(parts[0].header, b"".join(part.content for part in parts), starts, ends)
+        starts = []
+        ends = []
+        before = 0
+        for part in parts:
+            starts.append(part.starts + before)
+            ends.append(part.ends + before)
+            before += len(part.content)
+        content = b"".join([part.content for part in parts])
+        return cls(parts[0].header, content, np.concatenate(starts), np.concatenate(ends))
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def write(self, path: Path, rows: Ints) -> None:
         """Write these rows, in this order."""
-        places = zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
-        content = b"".join([self.header, *(self.content[start:end] for start, end in places)])
-        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        lines = [self.header]
+        for start, end in zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True):
+            lines.append(self.content[start:end])
+        content = b"".join(lines)
+        if path.suffix == ".gz":
+            content = gzip.compress(content, mtime=0)
+        path.write_bytes(content)
+
+
+def _visible(separator: bytes) -> NDArray[np.bool_]:
+    """Return which bytes make a line a row: all but white space that separates nothing."""
+    visible = np.ones(256, dtype=np.bool_)
+    visible[[sign for sign in b" \t\r\n" if sign not in separator]] = False
+    return visible
 
 
 @dataclass(frozen=True)
@@ -127,32 +135,29 @@ class Stack:
     def read(cls, path: Path, ending: str = "") -> "Stack":
         """Read an NPZ file; ``ending`` selects its test arrays."""
         found = read_npz(path)
-        names = []
+        arrays = {}
         for name in ("x", "y", "group", "series"):
             if name + ending in found:
-                names.append(name)
-        return cls({name: found[name + ending] for name in names})
+                arrays[name] = found[name + ending]
+        return cls(arrays)
 
     @classmethod
     def of(cls, rows: Rows) -> "Stack":
         """Return the arrays of rows in memory."""
-        named: dict[str, Any] = {
-            "x": rows.x,
-            "y": rows.y,
-            "group": rows.group,
-            "series": rows.series,
-        }
-        return cls({name: values for name, values in named.items() if values is not None})
+        arrays: dict[str, Any] = {"x": rows.x, "y": rows.y}
+        if rows.group is not None:
+            arrays["group"] = rows.group
+        if rows.series is not None:
+            arrays["series"] = rows.series
+        return cls(arrays)
 
     @classmethod
     def join(cls, parts: "Sequence[Stack]") -> "Stack":
         """Return the rows of all parts, in their order."""
-        return cls(
-            {
-                name: np.concatenate([part.arrays[name] for part in parts])
-                for name in parts[0].arrays
-            }
-        )
+        joined = {}
+        for name in parts[0].arrays:
+            joined[name] = np.concatenate([part.arrays[name] for part in parts])
+        return cls(joined)
 
     def __len__(self) -> int:
         return len(self.arrays["y"])

@@ -47,6 +47,7 @@ _NEEDED = (
     "fingerprint",
 )
 _NONE = np.zeros(0, dtype=np.int64)
+_FILE_NAME = re.compile(r"\w[\w .-]{0,98}\w|\w", re.ASCII)  # on every machine
 
 
 # -- the input -------------------------------------------------------------------------------------------------------
@@ -91,11 +92,13 @@ def _origin(data: Dataset, choice: Choice) -> Origin:
 
 def _all_rows(raw: Any, name: str) -> Dataset:
     """Return the data set with every row as a training row; the test part is a placeholder."""
-    if isinstance(raw, Table):
-        raw = replace(raw, test=raw.train if raw.window else raw.train.head(1))
+    if not isinstance(raw, Table):
+        placeholder = raw.train.take(np.zeros(1, dtype=np.int64))
+    elif raw.window:
+        placeholder = raw.train
     else:
-        raw = replace(raw, test=raw.train.take(np.zeros(1, dtype=np.int64)))
-    data: Dataset = raw.build(name, None)
+        placeholder = raw.train.head(1)
+    data: Dataset = replace(raw, test=placeholder).build(name, None)
     return replace(data, test=data.test.take(_NONE))
 
 
@@ -127,11 +130,9 @@ def _kind(origin: Origin, files: Files) -> str:
     choice = origin.choice
     if files == "index":
         return "index"
-    if (
-        files == "arrays"
-        or choice.name not in ("csv", "parquet", "npz")
-        or choice.options.get("window")
-    ):
+    if files == "arrays" or choice.name not in ("csv", "parquet", "npz"):
+        return "arrays"
+    if choice.options.get("window"):
         return "arrays"
     if choice.name == "npz":
         return "npz"
@@ -157,7 +158,8 @@ class Names:
         """Return the name of a client's file, or of the file with its held-out rows (``part="-test"``)."""
         if self.called:
             return f"{self.called[number]}{part}{self.ending}"
-        return f"client-{number:0{max(3, len(str(self.clients - 1)))}d}{part}{self.ending}"
+        digits = max(3, len(str(self.clients - 1)))
+        return f"client-{number:0{digits}d}{part}{self.ending}"
 
     @property
     def test(self) -> str:
@@ -176,13 +178,12 @@ def _file_names(fed: Federation) -> tuple[str, ...]:
         return ()
     names = fed.client_names
     lower = {name.lower() for name in names}
-    fit = all(
-        re.fullmatch(r"\w[\w .-]{0,98}\w|\w", name, re.ASCII) and not name.endswith("-test")
-        for name in names
-    )
-    if fit and len(lower) == len(names) and not lower & {"test", "nobody", "partition"}:
-        return names
-    return ()
+    if len(lower) < len(names) or lower & {"test", "nobody", "partition"}:
+        return ()
+    for name in names:
+        if not _FILE_NAME.fullmatch(name) or name.endswith("-test"):
+            return ()
+    return names
 
 
 def must_not_exist(folder: Path) -> None:
@@ -217,23 +218,16 @@ def save_split(
     place = Path(folder)
     kind = _kind(origin, files)
     must_not_exist(place)
-    if fed.treated is not None and kind != "arrays":
-        raise FedskewError(
-            f"skew {made_by.get('skew')} changes values, which "
-            f"{'row numbers' if kind == 'index' else f'{kind} files'} cannot "
-            "show, as they keep the input as it is: write arrays with --npz, or leave the treatment out"
-        )
+    _refuse_changed_values(fed, made_by, kind)
+    ending = _ENDINGS[kind]
     if kind == "csv" and _path(origin.choice).suffix == ".gz":
-        packed = ".gz"
-    else:
-        packed = ""
-    names = Names(fed.clients, _ENDINGS[kind] + packed, _file_names(fed))
+        ending += ".gz"
+    names = Names(fed.clients, ending, _file_names(fed))
     stored = _store(kind, origin, fed)
     found = measure(fed)
+    drawn = {}
     if draw:
-        drawn = {ending: draw(fed, found, ending) for ending in pictures}
-    else:
-        drawn = {}
+        drawn = {format: draw(fed, found, format) for format in pictures}
     with new_folder(place) as part:
         for name, rows in _files(names, origin, fed, kind):
             stored.write(part / name, rows)
@@ -242,13 +236,28 @@ def save_split(
         record = _record(origin, fed, made_by, kind, names.ending, test)
         if names.called:
             record |= {"names": list(names.called)}
-        (part / RECORD).write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
-        (part / HETEROGENEITY).write_text(
-            to_json(found.as_dict(), indent=2) + "\n", encoding="utf-8"
-        )
-        for ending, content in drawn.items():
-            (part / f"{PICTURE}.{ending}").write_bytes(content)
+        _write_json(part / RECORD, record)
+        _write_json(part / HETEROGENEITY, found.as_dict())
+        for format, picture in drawn.items():
+            (part / f"{PICTURE}.{format}").write_bytes(picture)
     return found
+
+
+def _refuse_changed_values(fed: Federation, made_by: Mapping[str, Any], kind: str) -> None:
+    """Refuse a split that changes values where files keep those of the input."""
+    if fed.treated is None or kind == "arrays":
+        return
+    files = f"{kind} files"
+    if kind == "index":
+        files = "row numbers"
+    raise FedskewError(
+        f"skew {made_by.get('skew')} changes values, which {files} cannot show, as they keep the input as it is: "
+        "write arrays with --npz, or leave the treatment out"
+    )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
@@ -271,14 +280,12 @@ def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
 
 def _files(names: Names, origin: Origin, fed: Federation, kind: str) -> Iterator[tuple[str, Ints]]:
     """Yield every file of training rows, with the numbers of its rows in the store, in stored order."""
+    numbers = origin.train
     if kind == "arrays":
         numbers = np.arange(len(fed.train))
-    else:
-        numbers = origin.train
-    if fed.held_out is None:
-        parts = {"": fed.partition}
-    else:
-        parts = {"": fed.partition, "-test": fed.held_out}
+    parts = {"": fed.partition}
+    if fed.held_out is not None:
+        parts["-test"] = fed.held_out
     for part, partition in parts.items():
         for client in range(partition.clients):
             yield names.client(client, part), numbers[np.sort(partition.of(client))]
@@ -317,11 +324,9 @@ def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tup
     if "test_path" not in origin.choice.options:
         return Stack.read(_path(origin.choice), "_test"), name
     path = _path(origin.choice, "test_path")
-    if kind == "npz":
-        other = kind
-    else:
-        other = _kind_of(path)
-    return _open(other, path, origin.choice), f"test{_ENDINGS[other]}"
+    if kind != "npz":
+        kind = _kind_of(path)
+    return _open(kind, path, origin.choice), f"test{_ENDINGS[kind]}"
 
 
 def _write_partition(path: Path, origin: Origin, fed: Federation) -> None:
@@ -349,11 +354,9 @@ def _record(
     options = dict(origin.choice.options)
     # Nothing but the input itself holds the rows, so it must be found again from anywhere
     if kind == "index":
-        options |= {
-            name: str(_path(origin.choice, name).resolve())
-            for name in ("path", "test_path")
-            if name in options
-        }
+        for name in ("path", "test_path"):
+            if name in options:
+                options[name] = str(_path(origin.choice, name).resolve())
     return {
         "fedskew": __version__,
         "data": {"name": origin.choice.name, **options},
@@ -398,16 +401,35 @@ def load_split(
     """
     place = Path(folder)
     record = _read_record(place)
+    if client is None:
+        return _whole_split(place, record)
+    number = _number_of(place, record, client)
+    if record["files"] == "arrays":
+        return _one_client(place, record, number)
+    fed = _whole_split(place, record)
+    train = fed.train.take(np.sort(fed.partition.of(number)))
+    test = fed.test
+    if fed.held_out is not None:
+        test = fed.train.take(np.sort(fed.held_out.of(number)))
+    return _of_client(fed.data, train, test, number)
+
+
+def _number_of(place: Path, record: Mapping[str, Any], client: int | str) -> int:
+    """Return the number of a client that is given by number or name; an error if there is none."""
     if isinstance(client, str):
-        if client not in record.get("names", ()):
-            raise unknown(f"client of {place}", client, record.get("names", ()))
-        client = int(record["names"].index(client))
-    if client is not None and not 0 <= client < record["clients"]:
+        names = record.get("names", ())
+        if client not in names:
+            raise unknown(f"client of {place}", client, names)
+        return int(names.index(client))
+    if not 0 <= client < record["clients"]:
         raise FedskewError(
             f"{place} has no client {client}: the clients are 0 … {record['clients'] - 1}"
         )
-    if client is not None and record["files"] == "arrays":
-        return _one_client(place, record, client)
+    return client
+
+
+def _whole_split(place: Path, record: Mapping[str, Any]) -> Federation:
+    """Return the split of all clients; an error if its rows are not those that were written."""
     partition, held_out, where = _read_partition(place / PARTITION)
     data = _read_data(place, record, partition, held_out, where).with_bins(record.get("bins"))
     fed = Federation(data, partition, held_out)
@@ -415,13 +437,7 @@ def load_split(
         raise FedskewError(
             f"{place}: its rows are not those that were written: a file was changed, split again"
         )
-    if client is None:
-        return fed
-    if fed.held_out is None:
-        own = None
-    else:
-        own = fed.train.take(np.sort(fed.held_out.of(client)))
-    return _of_client(fed.data, fed.train.take(np.sort(fed.partition.of(client))), own, client)
+    return fed
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -464,41 +480,50 @@ def _read_data(
     if kind == "index":
         return read_origin(choice).data
     names = _names_of(record)
-    train = where[0]
+    train, test = where
     blank = Federation(_nothing(record, len(train)), partition, held_out)
-    numbered = dict(_files(names, Origin(blank.data, choice, *where), blank, kind))
-    if kind != "arrays" and len(where[1]):
-        numbered[names.test] = where[1]
-    parts = [_open(kind, folder / name, choice) for name in numbered]
-    for name, part in zip(numbered, parts, strict=True):
-        if len(part) != len(numbered[name]):
-            raise FedskewError(
-                f"{folder / name} has {len(part)} rows, but {len(numbered[name])} were written: split again"
-            )
-    joined = type(parts[0]).join(parts)
+    numbered = dict(_files(names, Origin(blank.data, choice, train, test), blank, kind))
+    if kind != "arrays" and len(test):
+        numbered[names.test] = test
+    joined = _joined(folder, choice, kind, numbered)
     order = np.unique(np.concatenate(list(numbered.values())), return_index=True)[1]
     if kind == "arrays":
-        return replace(
-            blank.data, train=joined.rows(order), test=_test_rows(folder, record, joined)
-        )
+        test_rows = _test_rows(folder, record, joined)
+        return replace(blank.data, train=joined.rows(order), test=test_rows)
     with TemporaryDirectory() as scratch:
         file = Path(scratch, f"data{record['ending']}")
         joined.write(file, order)
         options: dict[str, Any] = {**choice.options, "path": str(file)}
-        if record["test"] and not len(where[1]):
+        if record["test"] and not len(test):
             options["test_path"] = str(folder / record["test"])
         data = read_origin(Choice(choice.name, options)).data
     return replace(data, name=record["name"])
 
 
+def _joined(folder: Path, choice: Choice, kind: str, numbered: Mapping[str, Ints]) -> Any:
+    """Return the rows of all files, each of which must have as many as were written."""
+    parts = []
+    for name, rows in numbered.items():
+        part = _open(kind, folder / name, choice)
+        if len(part) != len(rows):
+            raise FedskewError(
+                f"{folder / name} has {len(part)} rows, but {len(rows)} were written: split again"
+            )
+        parts.append(part)
+    return type(parts[0]).join(parts)
+
+
 def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
     """Return the data set without its features."""
-    classes, groups, features = (tuple(record[part]) for part in ("classes", "groups", "features"))
+    classes = tuple(record["classes"])
+    groups = tuple(record["groups"])
+    features = tuple(record["features"])
     target = record.get("target_kind", "class")  # a folder of an older version has classes
+    y: Targets = np.zeros(rows, dtype=np.int64)
     if target == "labels":
-        y: Targets = np.zeros((rows, len(classes)), dtype=np.uint8)
-    else:
-        y = np.zeros(rows, dtype=np.float32 if target == "number" else np.int64)
+        y = np.zeros((rows, len(classes)), dtype=np.uint8)
+    elif target == "number":
+        y = np.zeros(rows, dtype=np.float32)
     empty = Rows(np.zeros((rows, 1), dtype=np.float32), y)
     return Dataset(
         record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features
@@ -517,22 +542,13 @@ def _one_client(folder: Path, record: Mapping[str, Any], client: int) -> Dataset
     stored = Stack.read(folder / names.client(client))
     train = stored.rows(np.arange(len(stored)))
     file = folder / names.client(client, "-test")
-    own = None
     if file.exists():
-        held = Stack.read(file)
-        own = held.rows(np.arange(len(held)))
-    data = replace(
-        _nothing(record, 1),
-        train=train,
-        test=_test_rows(folder, record, stored) if own is None else own,
-    )
-    return _of_client(data, train, own, client)
+        held_out = Stack.read(file)
+        test = held_out.rows(np.arange(len(held_out)))
+    else:
+        test = _test_rows(folder, record, stored)
+    return _of_client(_nothing(record, 1), train, test, client)
 
 
-def _of_client(data: Dataset, train: Rows, own: Rows | None, client: int) -> Dataset:
-    return replace(
-        data,
-        name=f"{data.name}, client {client}",
-        train=train,
-        test=data.test if own is None else own,
-    )
+def _of_client(data: Dataset, train: Rows, test: Rows, client: int) -> Dataset:
+    return replace(data, name=f"{data.name}, client {client}", train=train, test=test)
