@@ -99,13 +99,12 @@ class _Program(nn.Module):
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.model = model
-        self.logits = isinstance(task, BuiltIn) and task.target != "number"
+        self.logits = _gives_logits(task)
         self.several = task.target == "labels"
         self.dtype = next(iter(trainable(model).values())).dtype
+        self.output = "outputs"
         if self.logits:
             self.output = "probabilities"
-        else:
-            self.output = "outputs"
 
     def finish(self, x: Tensor) -> Tensor:
         """Return the output for features."""
@@ -150,9 +149,9 @@ class _TableProgram(_Program):
             values = [getattr(column, name) for column in numeric]
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
         self.sizes = [len(column.features) for column in texts]
-        titles = [column.name for column in numeric] + [
-            title for column in texts for title in column.features
-        ]
+        titles = [column.name for column in numeric]
+        for column in texts:
+            titles += column.features
         place = {title: number for number, title in enumerate(titles)}
         self.register_buffer("order", torch.tensor([place[title] for title in schema.features]))
 
@@ -197,24 +196,43 @@ class _Mixed(_TableProgram):
         return self.both([self.scaled(numbers), self.indicators(categories)])
 
 
+def _gives_logits(task: Task) -> bool:
+    """Return whether the outputs of a model are logits, from which probabilities follow."""
+    return isinstance(task, BuiltIn) and task.target != "number"
+
+
 def _program(pipeline: Pipeline, model: nn.Module, task: Task) -> _Program:
     if isinstance(pipeline, Schema) and not pipeline.window:
-        numeric, texts = _columns(pipeline)
-        kind = _Mixed if numeric and texts else _Numbers if numeric else _Texts
-        return kind(model, task, pipeline).eval()
+        return _table_program(pipeline)(model, task, pipeline).eval()
     one = torch.ones(1)
     if isinstance(pipeline, Schema):  # windows are cut from encoded rows
         return _ArrayProgram(model, task, 0 * one, one).eval()
     along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
-    offset, factor = (
-        torch.tensor(values).view(along) for values in (pipeline.offset, pipeline.factor)
-    )
+    offset = torch.tensor(pipeline.offset).view(along)
+    factor = torch.tensor(pipeline.factor).view(along)
     return _ArrayProgram(model, task, offset, factor).eval()
 
 
+def _table_program(schema: Schema) -> type[_TableProgram]:
+    """Return the kind of program that takes the columns of a table."""
+    numeric, texts = _columns(schema)
+    if not numeric:
+        return _Texts
+    if not texts:
+        return _Numbers
+    return _Mixed
+
+
 def _columns(schema: Schema) -> tuple[list[Numeric], list[Categories]]:
-    numeric = [column for column in schema.columns if isinstance(column, Numeric)]
-    return numeric, [column for column in schema.columns if isinstance(column, Categories)]
+    """Return the columns of numbers and those of texts."""
+    numeric: list[Numeric] = []
+    texts: list[Categories] = []
+    for column in schema.columns:
+        if isinstance(column, Numeric):
+            numeric.append(column)
+        else:
+            texts.append(column)
+    return numeric, texts
 
 
 def _inputs(pipeline: Pipeline) -> list[dict[str, Any]]:
@@ -230,29 +248,24 @@ def _inputs(pipeline: Pipeline) -> list[dict[str, Any]]:
     inputs: list[dict[str, Any]] = []
     if numeric:
         names = [column.name for column in numeric]
-        inputs.append(
-            {"name": "numbers", "type": "float64", "shape": ["rows", len(names)], "columns": names}
-        )
+        inputs.append(_table_input("numbers", "float64", names))
     if texts:
-        columns = []
-        for column in texts:
-            columns.append(
-                {
-                    "name": column.name,
-                    "categories": list(column.values),
-                    "other": _other(column),
-                    "missing": _place(column, MISSING),
-                }
-            )
-        inputs.append(
-            {
-                "name": "categories",
-                "type": "int64",
-                "shape": ["rows", len(columns)],
-                "columns": columns,
-            }
-        )
+        columns = [_described_categories(column) for column in texts]
+        inputs.append(_table_input("categories", "int64", columns))
     return inputs
+
+
+def _table_input(name: str, type: str, columns: list[Any]) -> dict[str, Any]:
+    return {"name": name, "type": type, "shape": ["rows", len(columns)], "columns": columns}
+
+
+def _described_categories(column: Categories) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "categories": list(column.values),
+        "other": _other(column),
+        "missing": _place(column, MISSING),
+    }
 
 
 def _other(column: Categories) -> int:
@@ -278,11 +291,13 @@ def _examples(
 ) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Return inputs of the right types and shapes, and that their first axis may have any length."""
     rows = torch.export.Dim("rows")
-    inputs = described["inputs"]
-    examples = tuple(
-        torch.zeros((3, *one["shape"][1:]), dtype=getattr(torch, one["type"])) for one in inputs
-    )
-    return examples, tuple({0: rows} for _ in inputs)
+    examples = []
+    shapes = []
+    for one in described["inputs"]:
+        shape = (3, *one["shape"][1:])
+        examples.append(torch.zeros(shape, dtype=getattr(torch, one["type"])))
+        shapes.append({0: rows})
+    return tuple(examples), tuple(shapes)
 
 
 def _torch_program(program: _Program, described: Mapping[str, Any]) -> tuple[bytes, Call]:
@@ -311,7 +326,8 @@ def _onnx_program(program: _Program, described: Mapping[str, Any]) -> tuple[byte
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError:
         raise FedskewError("ONNX needs further packages: pip install 'fedskew[onnx]'") from None
-    (examples, shapes), names = _examples(described), [one["name"] for one in described["inputs"]]
+    examples, shapes = _examples(described)
+    names = [one["name"] for one in described["inputs"]]
     try:
         with _silence():
             made = torch.onnx.export(
@@ -367,8 +383,9 @@ def _difference(
     """Return the largest difference between the program and the model, preprocessing included, on made rows."""
     given, x = _made(pipeline, rows)
     outputs = outputs_of(model, x, threads)
-    plain = isinstance(task, BuiltIn) and task.target != "number"
-    wanted = (probabilities(task, outputs) if plain else outputs).double().numpy()
+    if _gives_logits(task):
+        outputs = probabilities(task, outputs)
+    wanted = outputs.double().numpy()
     found = call(given).astype(np.float64)
     if found.shape != wanted.shape:
         return np.inf
@@ -382,9 +399,8 @@ def _made(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
         offset = np.array(pipeline.offset)
         factor = np.array(pipeline.factor)
         along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
-        x = draw.normal(size=(rows, *pipeline.shape)) / factor.reshape(along) + offset.reshape(
-            along
-        )
+        scaled = draw.normal(size=(rows, *pipeline.shape))
+        x = scaled / factor.reshape(along) + offset.reshape(along)
         single = x.astype(np.float32)
         return [torch.from_numpy(single)], pipeline.encode(single)
     if pipeline.window:
@@ -409,9 +425,15 @@ def _made_table(
     codes = []
     for text in texts:
         choices = [*text.values, _UNKNOWN]
-        drawn = draw.integers(len(choices), size=rows)
-        columns[text.name] = [None if choices[at] == MISSING else choices[at] for at in drawn]
-        codes.append([_place(text, choices[at]) for at in drawn])
+        drawn = [choices[at] for at in draw.integers(len(choices), size=rows)]
+        codes.append([_place(text, value) for value in drawn])
+        cells: list[str | None] = []
+        for value in drawn:
+            if value == MISSING:
+                cells.append(None)
+            else:
+                cells.append(value)
+        columns[text.name] = cells
     if texts:
         given.append(torch.tensor(codes).T.contiguous())
     return given, schema.encode(pd.DataFrame(columns))

@@ -79,20 +79,21 @@ def predict(
     outputs = outputs_of(run.model_in_use(client), x, run.threads)
     names = pipeline.label.classes
     decided = decide(task, outputs, threshold_for(run, client))
-    columns: dict[str, Any]
+    columns: dict[str, Any] = {}
     if task.target == "labels":
-        columns = {name: decided[:, place] for place, name in enumerate(names)}
+        for place, label in enumerate(names):
+            columns[label] = decided[:, place]
+    elif task.target == "class":
+        columns[PREDICTION] = np.array(names, dtype=object)[decided]
     else:
-        columns = {
-            PREDICTION: np.array(names, dtype=object)[decided]
-            if task.target == "class"
-            else decided
-        }
+        columns[PREDICTION] = decided
     if proba:
         found = probabilities(task, outputs).numpy()
-        columns |= {f"p({name})": found[:, place] for place, name in enumerate(names)}
-    same_rows = hasattr(data, "index") and len(x) == len(data)
-    return pd.DataFrame(columns, index=data.index if same_rows else None)
+        for place, label in enumerate(names):
+            columns[f"p({label})"] = found[:, place]
+    if hasattr(data, "index") and len(x) == len(data):  # a window is none of the rows
+        return pd.DataFrame(columns, index=data.index)
+    return pd.DataFrame(columns)
 
 
 def predict_file(
@@ -102,14 +103,14 @@ def predict_file(
 
     Warns of columns that are unlike those of the training rows.
     """
-    data = read_rows(path, run.pipeline, run.separator)
+    pipeline = run.pipeline
+    data = read_rows(path, pipeline, run.separator)
     found = predict(run, data, client, proba, str(path))
-    for doubt in run.pipeline.doubts(data) if isinstance(run.pipeline, Schema) else ():
-        warnings.warn(f"{path}: {doubt}", stacklevel=2)
-    if isinstance(run.pipeline, Schema):
-        step = run.pipeline.stride or run.pipeline.window or 1
-    else:
-        step = 1
+    step = 1
+    if isinstance(pipeline, Schema):
+        for doubt in pipeline.doubts(data):
+            warnings.warn(f"{path}: {doubt}", stacklevel=2)
+        step = pipeline.stride or pipeline.window or 1
     # A label may have that name
     found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)
     return found.to_csv(index=False, lineterminator="\n")
@@ -122,24 +123,28 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
     """
     named = hasattr(data, "columns")
     if named:
-        frame = data.set_axis([str(column) for column in data.columns], axis=1)
-    else:
-        frame = data
+        data = data.set_axis([str(column) for column in data.columns], axis=1)
     if isinstance(pipeline, Scaling):
         if named:
-            x: NDArray[Any] = pipeline.array(name, frame)
-        else:
-            x = np.asarray(data)
-        pipeline.check(name, x)
-        with np.errstate(over="ignore"):
-            scaled = pipeline.encode(x)
-        if not np.isfinite(scaled).all():
-            raise FedskewError(f"{name}: x holds numbers too large for single precision")
-        return scaled
+            data = pipeline.array(name, data)
+        return _features_of_arrays(pipeline, name, np.asarray(data))
     if not named:
         raise FedskewError(
             f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}"
         )
+    return _features_of_table(pipeline, name, data)
+
+
+def _features_of_arrays(pipeline: Scaling, name: str, x: NDArray[Any]) -> Features:
+    pipeline.check(name, x)
+    with np.errstate(over="ignore"):
+        scaled = pipeline.encode(x)
+    if not np.isfinite(scaled).all():
+        raise FedskewError(f"{name}: x holds numbers too large for single precision")
+    return scaled
+
+
+def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Features:
     pipeline.check(name, frame)
     encoded = pipeline.encode(frame)
     if not np.isfinite(encoded).all():
@@ -156,15 +161,7 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
 def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") -> Any:
     """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file."""
     if isinstance(pipeline, Schema):
-        if path.suffix == ".npz":
-            raise FedskewError(
-                f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
-            )
-        texts = []
-        for column in pipeline.columns:
-            if isinstance(column, Categories):
-                texts.append(column.name)
-        return read_table(path, (), separator, texts=(*texts, *pipeline.label.columns))
+        return _read_table_rows(path, pipeline, separator)
     if path.suffix != ".npz":
         if pipeline.features:
             return read_table(path, (), separator)
@@ -175,6 +172,18 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
             f"{path} has no array 'x', it holds {', '.join(sorted(arrays)) or 'nothing'}"
         )
     return arrays["x"]
+
+
+def _read_table_rows(path: Path, schema: Schema, separator: Separator) -> "pd.DataFrame":
+    if path.suffix == ".npz":
+        raise FedskewError(
+            f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
+        )
+    texts = []
+    for column in schema.columns:
+        if isinstance(column, Categories):
+            texts.append(column.name)
+    return read_table(path, (), separator, texts=(*texts, *schema.label.columns))
 
 
 def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
@@ -193,10 +202,9 @@ def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
 
 def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> NDArray[Any]:
     """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1."""
-    if threshold is None:
-        decided: NDArray[Any] = task.predict(outputs).numpy()
-    else:
-        decided = threshold.predict(outputs.numpy())
+    if threshold is not None:
+        return threshold.predict(outputs.numpy())
+    decided: NDArray[Any] = task.predict(outputs).numpy()
     return decided
 
 
@@ -209,14 +217,13 @@ def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
 
 def refuse_probabilities(task: Task) -> None:
     """Raise an error for a task whose outputs are no logits."""
-    if task.target == "number" or not isinstance(task, BuiltIn):
-        if task.target == "number":
-            what = "predicts numbers"
-        else:
-            what = "is your own"
-        raise FedskewError(
-            f"probabilities: task {task.label()} {what}, and has none: leave them out"
-        )
+    if task.target == "number":
+        what = "predicts numbers"
+    elif not isinstance(task, BuiltIn):
+        what = "is your own"
+    else:
+        return
+    raise FedskewError(f"probabilities: task {task.label()} {what}, and has none: leave them out")
 
 
 def probabilities(task: Task, outputs: Tensor) -> Tensor:
