@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.core.config import AUTO, FORMER, Experiment, Settings, read_file, to_toml
+from fedskew.core.config import FORMER, Experiment, Settings, read_file, to_toml
 from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
@@ -54,9 +54,8 @@ from fedskew.server.calibration import check_head
 from fedskew.server.makers import MakeServer, maker_for
 from fedskew.server.server import Server
 from fedskew.skew.federate import federate
-from fedskew.tasks.task import BY_TARGET, Task, tasks
+from fedskew.tasks.task import BY_TARGET, Task, task_for, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
-from fedskew.tasks.task import resolve as resolve_task
 
 _WARNINGS = 20  # about differences between clients
 _told: set[str] = set()  # those that were given
@@ -320,10 +319,8 @@ def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
             f"task={FROM_PYTHON} stands for a Python object: give task=fedskew.Task(...), or another task"
         )
     task = given
-    if task is None and settings.task == AUTO:
-        task = resolve_task(BY_TARGET[target])
-    elif task is None:
-        task = resolve_task(settings.task)
+    if task is None:
+        task = task_for(settings.task, target)
     if task.target != target:
         have = {"class": "classes", "number": "numbers", "labels": "several labels a row"}
         raise FedskewError(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from fedskew.core.config import AUTO
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, Registry, validate
 from fedskew.core.streams import Floats, Ints
@@ -429,6 +430,17 @@ def resolve(spec: "str | Mapping[str, Any] | Choice | type[Task] | Task") -> Tas
         )
     choice = tasks.choose(spec)
     return tasks.get(choice.name)(**choice.options)
+
+
+def task_for(setting: str | Mapping[str, Any], target: Target) -> Task:
+    """Return the task that a setting names; with ``auto``, the one that the targets ask for.
+
+    >>> str(task_for("auto", "number"))
+    'regression:loss=mse,delta=1.0'
+    """
+    if setting == AUTO:
+        return resolve(BY_TARGET[target])
+    return resolve(setting)
 
 
 def reduced(each: Tensor, reduction: Reduction) -> Tensor:
