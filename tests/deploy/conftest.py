@@ -12,10 +12,10 @@ import fedskew as fs
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
-from fedskew.deploy.node import Node, alone
+from fedskew.deploy.node import Node, alone, job_of
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.remote_server import remote_server
-from fedskew.deploy.requests import Tell, from_bytes, to_bytes
+from fedskew.deploy.requests import CountRows, from_bytes, to_bytes
 from fedskew.deploy.rowless_federation import federation_of
 from fedskew.models.build import build
 from fedskew.server.server import Server
@@ -92,26 +92,23 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         def network() -> Any:
             return build(model, fed.data.shape, task.width(len(fed.data.classes)), 0)
 
-        nodes = [
-            Node(
-                alone(fed, client),
-                client,
+        nodes = []
+        for client in range(fed.clients):
+            mine = alone(fed, client)
+            job = job_of(mine, client, network(), algorithm, chosen, task)
+            shares = {"test": np.arange(client, len(fed.test), fed.clients)}
+            nodes.append(Node(mine, job, chosen, folder / str(client), shares, everything=True))
+        transport = InProcess(nodes)
+        counts = [from_bytes(node.answer(to_bytes(CountRows()))) for node in nodes]
+
+        def remote() -> Server:
+            return remote_server(
+                federation_of(fed.data, counts),
                 network(),
                 algorithm,
                 chosen,
                 task,
-                folder / str(client),
-                {"test": np.arange(client, len(fed.test), fed.clients)},
-                everything=True,
-            )
-            for client in range(fed.clients)
-        ]
-        transport = InProcess(nodes)
-        facts = [from_bytes(node.answer(to_bytes(Tell()))) for node in nodes]
-
-        def remote() -> Server:
-            return remote_server(
-                federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport)
+                Nodes(transport),
             )
 
         return Pair(

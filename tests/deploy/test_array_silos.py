@@ -109,7 +109,7 @@ def test_a_run_is_that_of_all_rows_in_one_place(
     )
     assert len(columns) == (3 if "validation" in settings else 2)
     moments = 0 if options.get("standardize") is False else 1
-    assert asked[: 3 + moments] == ["Question"] * (1 + moments) + ["Tell", "Train"]
+    assert asked[: 3 + moments] == ["Question"] * (1 + moments) + ["CountRows", "Train"]
 
 
 def test_own_test_rows_one_class_and_predictions(

@@ -18,7 +18,7 @@ from fedskew.data.readers.table import Table
 from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.fit_checks import checked_description
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.deploy.requests import Facts, from_bytes, to_bytes
+from fedskew.deploy.requests import RowCounts, from_bytes, to_bytes
 
 LIAR = 1
 Change = Callable[[Any], Any]
@@ -240,53 +240,53 @@ LATER: dict[str, tuple[str, Change, str]] = {
         "'age': squares: told 1000000000.0, expected at most",
     ),
     "another name": (
-        "Facts",
+        "RowCounts",
         described(name="hospital_A"),
         "its name: told 'hospital_A', expected 'hospital_B'",
     ),
-    "an array as a name": ("Facts", described(name=np.zeros(2)), r"its name: told array"),
+    "an array as a name": ("RowCounts", described(name=np.zeros(2)), r"its name: told array"),
     "three classes": (
-        "Facts",
+        "RowCounts",
         described(train=np.array([40, 4, 4])),
         r"train rows: .*shape \(3,\).*of shape \(2,\)",
     ),
     "rows below 0": (
-        "Facts",
+        "RowCounts",
         described(train=np.array([-2, 50])),
         r"train rows: told array\(\[-2, 50\]\), expected",
     ),
     "an overflow": (
-        "Facts",
+        "RowCounts",
         described(test=np.array([2**62, 2**62])),
         "test rows: told array.*from 0 to 100,000,000",
     ),
     "no test rows": (
-        "Facts",
+        "RowCounts",
         described(test=np.zeros(2, np.int64)),
         "test rows: told 0, expected a whole number from 1",
     ),
     "none at all": (
-        "Facts",
+        "RowCounts",
         described(test=None),
         r"test rows: told None, expected int64 of shape \(2,\)",
     ),
     "other rows than described": (
-        "Facts",
+        "RowCounts",
         described(train=np.array([10, 10])),
         "train rows: told 20, expected 48",
     ),
     "other classes": (
-        "Facts",
+        "RowCounts",
         lambda told: replace(told, train=told.train[::-1].copy()),
         "rows of each class: told",
     ),
     "validation that nobody asked for": (
-        "Facts",
+        "RowCounts",
         described(validation=np.array([1, 1])),
         "validation rows: told",
     ),
     "rows held out": (
-        "Facts",
+        "RowCounts",
         described(held_out=np.array([1, 1])),
         "held_out rows: told .*expected none",
     ),
@@ -383,17 +383,17 @@ def test_other_targets_have_no_classes(target: Any):
 
 
 def test_windows_are_fewer_than_rows(tmp_path: Path):
-    """Rows of a series become windows, of which the facts tell; a node that tells of more is named."""
+    """Rows of a series become windows, of which the row counts tell; a node that tells of more is named."""
     paths = write_silos(tmp_path)
     data = "silos:label=outcome,window=5,stride=1"
     experiment = Experiment(data=data, model="logreg", **{**SETTINGS, "rounds": 1})
     honest = SilosInProcess(list(paths), tmp_path / "state")
     assert len(run_on_nodes(Nodes(honest), 3, experiment, tmp_path / "honest").rounds) == 1
 
-    def more(told: Facts) -> Facts:
+    def more(told: RowCounts) -> RowCounts:
         return replace(told, train=told.train + 100)
 
-    liar = Lying(list(paths), tmp_path / "state", what="Facts", change=more)
+    liar = Lying(list(paths), tmp_path / "state", what="RowCounts", change=more)
     with pytest.raises(
         FedskewError,
         match=r"client hospital_B: train rows: told \d+, expected a whole number from 1",

@@ -21,10 +21,10 @@ from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.node import Files
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.requests import (
+    CountRows,
     Evaluate,
     Question,
     Refusal,
-    Tell,
     Train,
     Version,
     from_bytes,
@@ -149,7 +149,7 @@ def test_a_column_of_mostly_different_texts_is_not_told_however_many_categories_
     assert "person 1" not in refused(as_label)
     label = {"columns": ["name"], "target": "class", "classes": ["person 0", "person 1"]}
     schema = {"format": 1, "kind": "table", "columns": [], "label": label, "window": 0, "stride": 0}
-    guessed = refused(ask(data, Tell(), options={"label": "name"}, schema=json.dumps(schema)))
+    guessed = refused(ask(data, CountRows(), options={"label": "name"}, schema=json.dumps(schema)))
     assert "label 'name' has 200 classes in 200 rows, too many to be told" in guessed
 
 
@@ -157,7 +157,7 @@ def test_a_schema_about_another_label_is_refused(table: Path):
     """Its errors would name the values of any column, one after the other."""
     label = {"columns": ["colour"], "target": "class", "classes": ["none", "of them"]}
     schema = {"format": 1, "kind": "table", "columns": [], "label": label, "window": 0, "stride": 0}
-    said = refused(ask(table, Tell(), schema=json.dumps(schema)))
+    said = refused(ask(table, CountRows(), schema=json.dumps(schema)))
     assert (
         said
         == "the schema has the label colour, and the run the label outcome: use the same version of fedskew"

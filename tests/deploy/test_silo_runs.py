@@ -116,9 +116,9 @@ MESSAGES = {
 def test_rounds_of_messages(started: Callable[..., Run], silos: SilosInProcess, method: str):
     """A round costs two rounds of messages, before it the schema, and after it one."""
     started(method, rounds=2)
-    first = silos.rounds.index("Tell") + 1
-    assert silos.rounds[:first] == ["Question"] * (first - 1) + ["Tell"]
-    assert first <= 9  # describe, six counts for medians, one for moments, facts
+    first = silos.rounds.index("CountRows") + 1
+    assert silos.rounds[:first] == ["Question"] * (first - 1) + ["CountRows"]
+    assert first <= 9  # describe, six counts for medians, one for moments, numbers of rows
     assert silos.rounds[first:] == [*MESSAGES[method] * 2, "Evaluate"]
 
 
@@ -130,7 +130,7 @@ def test_without_numbers_a_schema_is_there_after_two_messages(tmp_path: Path):
         Experiment(data="silos:label=outcome", model="logreg", **SETTINGS),
         tmp_path / "run",
     )
-    assert silos.rounds[:3] == ["Question", "Tell", "Train"]
+    assert silos.rounds[:3] == ["Question", "CountRows", "Train"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "stratify-batch"])
@@ -168,7 +168,7 @@ def test_tables_with_semicolons(tmp_path: Path):
 def test_a_silo_whose_rows_change_in_a_run_is_left_out(tmp_path: Path):
     class Growing(SilosInProcess):
         def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
-            if self.rounds[-1:] == ["Tell"]:
+            if self.rounds[-1:] == ["CountRows"]:
                 text = self.paths[1].read_text()
                 self.paths[1].write_text(text + text.split("\n", 1)[1])
             return super().ask(requests, about)
@@ -194,7 +194,7 @@ def test_an_unexpected_error_is_named_and_its_text_stays_with_the_silo(
     def broken(*about: Any) -> None:
         raise ValueError(f"could not convert {PLANTED}")
 
-    monkeypatch.setattr("fedskew.deploy.silo_node.facts_of", broken)
+    monkeypatch.setattr("fedskew.deploy.silo_node.row_counts_of", broken)
     with pytest.raises(
         FedskewError, match="a ValueError, which is told in the log of the node"
     ) as stopped:

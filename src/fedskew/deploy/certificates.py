@@ -30,27 +30,11 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: in
     The certificate authority is made with the first of them, and used again afterwards. Nothing is overwritten.
     """
     need_flower()
-    for node in nodes:
-        if nodes.count(node) > 1:
-            raise FedskewError(f"--nodes {','.join(nodes)}: {node!r} is given twice")
-        if not _NAME.fullmatch(node) or node.endswith(".pub"):
-            raise FedskewError(
-                f"--nodes {','.join(nodes)}: {node!r} cannot be the name of a key: use letters from A to Z, digits, "
-                "dots, hyphens and underscores, and no .pub at the end"
-            )
-    if hosts:
-        wanted = [folder / SERVER, folder / SERVER_KEY]
-    else:
-        wanted = []
-    for node in nodes:
-        for path in (folder / NODES / node, folder / NODES / f"{node}.pub"):
-            wanted.append(path)
-    if not wanted:
-        raise FedskewError(
-            "there is nothing to make: give --host, the server's name, or --nodes a,b,c"
-        )
-    if taken := [path for path in wanted if path.exists()]:
-        raise FedskewError(f"{taken[0]} exists already: move it away, or choose another folder")
+    _check_node_names(nodes)
+    wanted = _wanted_files(folder, hosts, nodes)
+    for path in wanted:
+        if path.exists():
+            raise FedskewError(f"{path} exists already: move it away, or choose another folder")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / NODES).mkdir(exist_ok=True)
@@ -61,6 +45,32 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: in
         _make_server(folder, hosts, days)
     for node in nodes:
         _make_node(folder / NODES / node)
+    return wanted
+
+
+def _check_node_names(nodes: Sequence[str]) -> None:
+    """Refuse names of nodes that are given twice, or that no key file can have."""
+    for node in nodes:
+        if nodes.count(node) > 1:
+            raise FedskewError(f"--nodes {','.join(nodes)}: {node!r} is given twice")
+        if not _NAME.fullmatch(node) or node.endswith(".pub"):
+            raise FedskewError(
+                f"--nodes {','.join(nodes)}: {node!r} cannot be the name of a key: use letters from A to Z, digits, "
+                "dots, hyphens and underscores, and no .pub at the end"
+            )
+
+
+def _wanted_files(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
+    """Return the files to make for the server's names and for the nodes; an error if there are none."""
+    wanted = []
+    if hosts:
+        wanted += [folder / SERVER, folder / SERVER_KEY]
+    for node in nodes:
+        wanted += [folder / NODES / node, folder / NODES / f"{node}.pub"]
+    if not wanted:
+        raise FedskewError(
+            "there is nothing to make: give --host, the server's name, or --nodes a,b,c"
+        )
     return wanted
 
 
@@ -121,9 +131,8 @@ def check_node_key(path: Path, what: str) -> None:
     check_private(path, what)
     try:
         with reading(path):
-            fine = isinstance(
-                load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey
-            )
+            key = load_ssh_private_key(path.read_bytes(), None)
+        fine = isinstance(key, ec.EllipticCurvePrivateKey)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         fine = False
     if not fine:
@@ -132,11 +141,10 @@ def check_node_key(path: Path, what: str) -> None:
 
 def _write_private(path: Path, content: bytes) -> None:
     """Write a new file that nobody but its owner can read at any time."""
-    with (
-        writing(path),
-        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
-    ):
-        file.write(content)
+    with writing(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
 
 
 def _write_public(path: Path, content: bytes) -> None:
@@ -194,6 +202,7 @@ def _usage(signs_certificates: bool) -> "x509.KeyUsage":
 
 
 def _make_authority(folder: Path) -> None:
+    """Make the certificate authority, which signs its own certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA384
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -210,6 +219,7 @@ def _make_authority(folder: Path) -> None:
 
 
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
+    """Make the server's key, and its certificate for these names, signed by the authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA384
@@ -238,6 +248,7 @@ def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def _make_node(path: Path) -> None:
+    """Make a node's key pair in the format of OpenSSH."""
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         NoEncryption,
@@ -246,12 +257,10 @@ def _make_node(path: Path) -> None:
     )
 
     key = _new_key()
-    _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    _write_public(
-        path.with_name(f"{path.name}.pub"),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        + f" {path.name}\n".encode(),
-    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write_private(path, private)
+    _write_public(path.with_name(f"{path.name}.pub"), public + f" {path.name}\n".encode())
 
 
 def _general_name(host: str) -> "x509.GeneralName":

@@ -21,7 +21,7 @@ from fedskew.tasks.additive import COUNTED, OUTCOMES, SIZES, Sums
 from fedskew.tasks.scores import Range
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS, valid_clients
-from fedskew.transport.frames import Kind, unpack
+from fedskew.transport.frames import Frame, Kind, unpack
 
 _LOSSES = ("loss_before", "loss_after")  # that a client reports where a method needs them
 _SQUARES = {"square", "change"}  # parts of an optimiser's state that are means of squares
@@ -37,8 +37,7 @@ def fits(found: Any, like: Any, where: str) -> None:
     fedskew.core.errors.FedskewError: sums/loss is float64 of shape (2,), expected float64 of shape (1,)
     """
     if isinstance(like, Mapping) and isinstance(found, Mapping):
-        if odd := sorted(str(name) for name in found.keys() ^ like.keys()):
-            raise FedskewError(f"{where} has other names than expected: {', '.join(odd[:3])}")
+        _names_fit(found, like, where)
         for name, value in like.items():
             fits(found[name], value, f"{where}/{name}")
     elif type(found) is not type(like):
@@ -51,14 +50,21 @@ def fits(found: Any, like: Any, where: str) -> None:
             fits(getattr(found, field.name), getattr(like, field.name), f"{where}/{field.name}")
 
 
+def _names_fit(found: Mapping[Any, Any], like: Mapping[Any, Any], where: str) -> None:
+    odd = sorted(str(name) for name in found.keys() ^ like.keys())
+    if odd:
+        raise FedskewError(f"{where} has other names than expected: {', '.join(odd[:3])}")
+
+
 def _described(array: Any) -> str:
     return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
 
 
 def finite(tree: Tree, where: str) -> None:
     """Raise an error unless all numbers are finite."""
-    if not all(bool(torch.isfinite(value).all()) for value in tensors_of(tree)):
-        raise FedskewError(f"{where} has NaN or infinite numbers")
+    for value in tensors_of(tree):
+        if not bool(torch.isfinite(value).all()):
+            raise FedskewError(f"{where} has NaN or infinite numbers")
 
 
 def in_range(value: float, allowed: Range, where: str) -> None:
@@ -83,28 +89,31 @@ def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> 
     """Return sums over the rows that a client has of a part, in which each is counted once; losses are losses."""
     rows = float(found["rows"])
     if not (least <= rows <= most and rows.is_integer()):
+        expected = f"at most {most:,}"
         if least == most:
             expected = f"{most:,}"
-        else:
-            expected = f"at most {most:,}"
         raise FedskewError(f"{where} are over {rows:,g} rows, expected {expected}")
-    counts = [found[name] for name in COUNTED if name in found]
-    if not all(_whole(each, rows) for each in counts):
-        raise FedskewError(f"{where} count something else than {rows:,g} rows")
+    _check_counts(found, rows, where)
+    in_range(float(found["loss"]) / max(rows, 1), task.range_of("loss"), f"{where}/loss of a row")
+    for name in found.keys() - {"rows", "loss", *COUNTED}:
+        low = -math.inf
+        if name in SIZES:
+            low = 0.0
+        all_in_range(found[name].reshape(-1), Range(low), f"{where}/{name}")
+    return found
+
+
+def _check_counts(found: Sums, rows: float, where: str) -> None:
+    """Raise an error unless each of so many rows is counted once, wherever rows are counted."""
+    for name in COUNTED:
+        if name in found and not _whole(found[name], rows):
+            raise FedskewError(f"{where} count something else than {rows:,g} rows")
     if "confusion" in found and found["confusion"].sum() != rows:
         raise FedskewError(
             f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}"
         )
     if "hits" in found and not _whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
         raise FedskewError(f"{where} count a label of a row twice: {', '.join(OUTCOMES)}")
-    in_range(float(found["loss"]) / max(rows, 1), task.range_of("loss"), f"{where}/loss of a row")
-    for name in found.keys() - {"rows", "loss", *COUNTED}:
-        if name in SIZES:
-            low = 0.0
-        else:
-            low = -math.inf
-        all_in_range(found[name].reshape(-1), Range(low), f"{where}/{name}")
-    return found
 
 
 def _whole(counts: Floats, most: float) -> bool:
@@ -120,9 +129,9 @@ def checked_scores(
     fits(found, wanted, where)
     for name in wanted:
         allowed = _range_of(name, task)
-        in_range(
-            found[name], allowed._replace(undefined=allowed.undefined or empty), f"{where}/{name}"
-        )
+        if empty:
+            allowed = allowed._replace(undefined=True)
+        in_range(found[name], allowed, f"{where}/{name}")
     return {name: found[name] for name in wanted}
 
 
@@ -137,9 +146,9 @@ def _range_of(column: str, task: Task) -> Range:
 def checked_confusion(found: Any, like: Ints | None, rows: int) -> None:
     """Raise an error unless a confusion matrix is over so many rows; None where there is none."""
     fits(found, like, "confusion matrix")
-    if like is not None and not (
-        (found >= 0).all() and (found <= rows).all() and found.sum() == rows
-    ):
+    if like is None:
+        return
+    if not ((found >= 0).all() and (found <= rows).all() and found.sum() == rows):
         raise FedskewError(
             f"confusion matrix: told {found.sum():,} rows, expected {rows:,}, and none below 0"
         )
@@ -153,13 +162,11 @@ def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Update
     """
     stacked = unsqueezed(sent)
     buffers: Tensors = stacked.pop(BUFFERS)
-    numbers = {**plan.numbers, **{name: np.zeros(1) for name in reported}}
-    return Updates(
-        Report(plan.clients, plan.sizes, plan.steps, np.zeros(1), np.zeros(1), numbers),
-        stacked,
-        buffers,
-        {},
-    )
+    numbers = dict(plan.numbers)
+    for name in reported:
+        numbers[name] = np.zeros(1)
+    report = Report(plan.clients, plan.sizes, plan.steps, np.zeros(1), np.zeros(1), numbers)
+    return Updates(report, stacked, buffers, {})
 
 
 def checked_update(found: Updates, like: Updates, task: Task) -> Updates:
@@ -177,18 +184,14 @@ def checked_update(found: Updates, like: Updates, task: Task) -> Updates:
             reported[name] = told.numbers[name]
     diverged = not valid_clients(found).all()
     for name, values in {"loss": told.loss, "accuracy": told.accuracy, **reported}.items():
+        allowed = task.range_of("loss")
         if name == "accuracy":
             allowed = task.range_of(task.row_metric or "loss")
-        else:
-            allowed = task.range_of("loss")
         if not diverged or np.isfinite(values).all():
             all_in_range(values, allowed, f"update/report/{name}")
-    return replace(
-        found,
-        report=replace(
-            asked, loss=told.loss, accuracy=told.accuracy, numbers={**asked.numbers, **reported}
-        ),
-    )
+    numbers = {**asked.numbers, **reported}
+    report = replace(asked, loss=told.loss, accuracy=told.accuracy, numbers=numbers)
+    return replace(found, report=report)
 
 
 def check_buffers(buffers: Tensors, where: str) -> None:
@@ -204,8 +207,9 @@ def checked_visit(found: ScheduleResult, like: ScheduleResult, task: Task) -> Sc
     finite({"params": found.params, "buffers": found.buffers, **found.optimizer}, "model")
     check_buffers(found.buffers, "model/buffers")
     for part in _SQUARES & found.optimizer.keys():
-        if any(bool((value < 0).any()) for value in found.optimizer[part].values()):
-            raise FedskewError(f"model/optimizer/{part} has numbers below 0")
+        for value in found.optimizer[part].values():
+            if bool((value < 0).any()):
+                raise FedskewError(f"model/optimizer/{part} has numbers below 0")
     all_in_range(found.losses, task.range_of("loss"), "model/losses")
     all_in_range(found.scores, task.range_of(task.row_metric or "loss"), "model/scores")
     return found
@@ -217,8 +221,7 @@ def check_part_of_step(message: bytes, rows: int, task: Task) -> None:
         what = f"its {frame.kind.name.lower()} {frame.place}"
         if not bool(torch.isfinite(frame.values).all()):
             raise FedskewError(f"{what} has NaN or infinite numbers: lower lr or check the data")
-        last = frame.kind in (Kind.GRADIENT, Kind.SCORE)
-        if (frame.count != rows) if last else (not frame.count or frame.count % rows):
+        if not _is_over(frame, rows):
             raise FedskewError(
                 f"{what} is over {frame.count:,} values, expected those of {rows:,} rows"
             )
@@ -228,6 +231,13 @@ def check_part_of_step(message: bytes, rows: int, task: Task) -> None:
             loss, score = (frame.values.double() / rows).tolist()
             in_range(loss, task.range_of("loss"), "its loss of a row")
             in_range(score, task.range_of(task.row_metric or "loss"), "its score of a row")
+
+
+def _is_over(frame: Frame, rows: int) -> bool:
+    """Return whether a frame is over so many rows: statistics may have several values of each row."""
+    if frame.kind in (Kind.GRADIENT, Kind.SCORE):
+        return frame.count == rows
+    return frame.count != 0 and frame.count % rows == 0
 
 
 def most_bytes(like: Any) -> int:

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from fedskew.data.fitting import ASKED, Description, Request, fit
 from fedskew.data.readers.array_silo import fit_arrays
 from fedskew.data.readers.arrays import comparable
 from fedskew.data.schema import Pipeline, Scaling
-from fedskew.deploy.fit_checks import checked_description, checked_facts
+from fedskew.deploy.fit_checks import checked_description, checked_row_counts
 from fedskew.deploy.remote_clients import Nodes, RemoteSilos
 from fedskew.deploy.remote_evaluator import sent_metrics
 from fedskew.deploy.remote_server import refuse, remote_server
-from fedskew.deploy.requests import Facts, Question, Tell
-from fedskew.deploy.rowless_federation import federation_of, hollow_targets
+from fedskew.deploy.requests import CountRows, Question, RowCounts
+from fedskew.deploy.rowless_federation import federation_of, placeholder_targets
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import as_table
@@ -38,8 +39,7 @@ from fedskew.runs.folder import RunFolder
 from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Watch, alone
-from fedskew.tasks.task import BY_TARGET
-from fedskew.tasks.task import resolve as resolve_task
+from fedskew.tasks.task import task_for
 
 
 def run_on_nodes(
@@ -52,36 +52,62 @@ def run_on_nodes(
     """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
     method = resolve(experiment.algorithm)
     _refuse_noise(method)
-    known, choice = _recorded(folder), silo_options(experiment.data)
-    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
-    options = {name: value for name, value in choice.options.items() if name != "paths"}
-    nodes.about |= {
-        "run": known["run"] if known else uuid.uuid4().hex,
-        "options": json.dumps(options),
-    }
-    nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
-    request = Request(**{name: options[name] for name in ASKED}, compared=True)
-    described = _meet(nodes, count, request)
-    names = [one.name for one in described]
-    if known and known["clients"] != names:
-        raise FedskewError(
-            f"{folder} is a run of {', '.join(known['clients'])}, and there are {', '.join(names)}: start the same"
-        )
-    silos = RemoteSilos(nodes, described)
-    arrays = any(one.shape is not None for one in described)
-    pipeline = (
-        fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
-    )
-    if known:
+    known = _recorded(folder)
+    choice = silo_options(experiment.data)
+    if known is None:
+        run = uuid.uuid4().hex
+    else:
+        run = known["run"]
+    request = _set_up(nodes, run, choice, experiment)
+    described = _describe_nodes(nodes, count, request)
+    if known is not None:
+        _check_names(folder, known["clients"], described)
+    pipeline = _fit(nodes, described, request)
+    if known is not None:
         _check_schema(folder, pipeline)
-    facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
-    fed = _federation(described, facts, pipeline, choice, experiment, seed)
-    settings = replace(experiment.settings(), engine="flower")
+    row_counts = _count_rows(nodes, described, pipeline, request, experiment.validation > 0)
+    fed = _federation(described, row_counts, pipeline, choice, experiment)
     make = partial(remote_server, nodes=nodes, everything=False)
-    if known:
-        return alone(resuming(folder, fed, watch=Watch(callbacks), make=make))
     watch = Watch(callbacks)
+    if known is not None:
+        return alone(resuming(folder, fed, watch=watch, make=make))
+    settings = replace(experiment.settings(), engine="flower")
     return alone(starting(fed, experiment.model, method, settings, folder, watch, make=make))
+
+
+def _set_up(nodes: Nodes, run: str, choice: Choice, experiment: Experiment) -> Request:
+    """Let every message to nodes say what the run is, and return what nodes are asked about their tables."""
+    options = dict(choice.options)
+    options.pop("paths", None)
+    nodes.about["run"] = run
+    nodes.about["options"] = json.dumps(options)
+    nodes.about["validation"] = experiment.validation
+    nodes.about["seed"] = _split_seed(experiment)
+    nodes.about["version"] = __version__
+    return Request(**{name: options[name] for name in ASKED}, compared=True)
+
+
+def _split_seed(experiment: Experiment) -> int:
+    if experiment.split_seed is None:
+        return experiment.seed
+    return experiment.split_seed
+
+
+def _check_names(folder: Path, clients: list[str], described: list[Description]) -> None:
+    """Refuse to go on with other nodes than those of the run."""
+    names = [one.name for one in described]
+    if clients != names:
+        raise FedskewError(
+            f"{folder} is a run of {', '.join(clients)}, and there are {', '.join(names)}: start the same"
+        )
+
+
+def _fit(nodes: Nodes, described: list[Description], request: Request) -> Pipeline:
+    """Return how rows become features, fitted to the tables or the arrays of all nodes."""
+    silos = RemoteSilos(nodes, described)
+    if any(one.shape is not None for one in described):
+        return fit_arrays("nodes", silos, request)
+    return fit("nodes", silos, request).schema
 
 
 def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
@@ -94,7 +120,7 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
                 f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out"
             )
     method, settings = as_options(resolve(experiment.algorithm), experiment.settings())
-    task = resolve_task(BY_TARGET[target] if settings.task == "auto" else settings.task)
+    task = task_for(settings.task, target)
     if task.target != target:
         raise FedskewError(
             f"task={settings.task} needs data=silos:target={task.target}, and it is {target}"
@@ -122,9 +148,9 @@ def silo_options(data: str | Mapping[str, Any]) -> Choice:
     if isinstance(data, str):
         given = parse(data, "data set")
     else:
-        given = Choice(
-            str(data.get("name")), {name: value for name, value in data.items() if name != "name"}
-        )
+        options = dict(data)
+        name = str(options.pop("name", None))
+        given = Choice(name, options)
     if given.name != "silos":
         raise FedskewError(
             f"data={data}: every node has its own file, so say how to read it: data=silos:label=COLUMN"
@@ -137,21 +163,26 @@ def silo_options(data: str | Mapping[str, Any]) -> Choice:
     return choice
 
 
-def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
+def _describe_nodes(nodes: Nodes, count: int, request: Request) -> list[Description]:
     """Return what the nodes tell of themselves, in the order by which clients are numbered from now on."""
+
+    def check(client: int, told: Description) -> Description:
+        return checked_description(told, request)
+
     questions = dict.fromkeys(range(count), Question("describe", request))
-    met: list[Description] = nodes.everybody(
-        questions, Description, lambda client, told: checked_description(told, request)
-    )
-    names = [one.name for one in met]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise FedskewError(
-            f"several nodes are named {min(twice)}: start them with names of their own"
-        )
+    described: list[Description] = nodes.everybody(questions, Description, check)
+    names = [one.name for one in described]
+    ordered = sorted(names)
+    for name, following in pairwise(ordered):
+        if name == following:
+            raise FedskewError(
+                f"several nodes are named {name}: start them with names of their own"
+            )
     assert nodes.transport
-    nodes.names = sorted(names)
-    nodes.transport.renumber([names.index(name) for name in nodes.names])
-    return sorted(met, key=lambda one: one.name)
+    nodes.names = ordered
+    places = [names.index(name) for name in ordered]
+    nodes.transport.renumber(places)
+    return [described[place] for place in places]
 
 
 def _recorded(folder: Path) -> dict[str, Any] | None:
@@ -170,54 +201,53 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
 def _check_schema(folder: Path, pipeline: Pipeline) -> None:
     """Refuse to go on with files that make other features of their rows than when the run began."""
     began = RunFolder.open(folder).read_json(on_disk.PIPELINE)
-    if odd := [
-        name
-        for name, value in pipeline.to_json().items()
-        if json.dumps(value) != json.dumps(began.get(name))
-    ]:
+    odd = []
+    for name, value in pipeline.to_json().items():
+        if json.dumps(value) != json.dumps(began.get(name)):
+            odd.append(name)
+    if odd:
         raise FedskewError(
             f"{folder}: the nodes' files give another schema ({', '.join(odd)}) than when the run began: put the files "
             "back or start a new run"
         )
 
 
-def _facts(
+def _count_rows(
     nodes: Nodes,
     described: list[Description],
     pipeline: Pipeline,
     request: Request,
     validation: bool,
-) -> list[Facts]:
+) -> list[RowCounts]:
     """Tell the nodes the schema, and return the numbers of their rows."""
     nodes.about["schema"] = json.dumps(pipeline.to_json())
-    facts: list[Facts] = nodes.everybody(
-        dict.fromkeys(range(len(described)), Tell()),
-        Facts,
-        lambda client, told: checked_facts(
-            told, described[client], request, pipeline.label, validation
-        ),
-    )
-    nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
-    return facts
+
+    def check(client: int, told: RowCounts) -> RowCounts:
+        return checked_row_counts(told, described[client], request, pipeline.label, validation)
+
+    requests = dict.fromkeys(range(len(described)), CountRows())
+    row_counts: list[RowCounts] = nodes.everybody(requests, RowCounts, check)
+    total = np.sum([one.train for one in row_counts], axis=0)
+    nodes.about["counts"] = json.dumps(total.tolist())
+    return row_counts
 
 
 def _federation(
     described: list[Description],
-    facts: list[Facts],
+    row_counts: list[RowCounts],
     pipeline: Pipeline,
     choice: Choice,
     experiment: Experiment,
-    seed: int,
 ) -> Federation:
     """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
     names = [one.name for one in described]
-    fed = federation_of(_described(described, pipeline), facts)
+    fed = federation_of(_described(described, pipeline), row_counts)
     recipe = {
         "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
         "validation": experiment.validation,
         "skew": "natural",
         "clients": len(names),
-        "split_seed": seed,
+        "split_seed": _split_seed(experiment),
         "client_test": 0.0,
         "bins": None,
     }
@@ -238,17 +268,13 @@ def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
             shape = (width, schema.window)
         else:
             shape = (width,)
-    one, none = (
-        Rows(
-            np.zeros((rows, *shape), np.float32),
-            hollow_targets(target, np.zeros(rows, np.int64), len(classes)),
-        )
-        for rows in (1, 0)
-    )
+    x = np.zeros((1, *shape), np.float32)
+    y = placeholder_targets(target, np.zeros(1, np.int64), len(classes))
+    one = Rows(x, y)
     return Dataset(
         name="nodes",
         train=one,
-        test=none,
+        test=one.take(np.zeros(0, np.int64)),
         classes=classes,
         features=pipeline.features,
         differences=differences(schema, described),

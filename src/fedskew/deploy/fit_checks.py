@@ -20,11 +20,12 @@ from fedskew.data.fitting import (
     step_of,
 )
 from fedskew.data.schema import Label
-from fedskew.deploy.requests import Facts
+from fedskew.deploy.question_checks import shown
+from fedskew.deploy.requests import RowCounts
 
 MOST_ROWS = 10**8  # of a node: a server lays out as many numbers
 MOST_NUMBERS = 2**28  # of a row: the smallest model has as many weights
-_LONGEST_NAME, _SHOWN = 200, 80  # characters
+_LONGEST_NAME = 200  # characters
 _FORMULA = "=+-@"  # with which one begins, where the tables of a run are opened as a spreadsheet
 _ROUNDING = 1e-9  # of the largest number of a column, by which a mean may be wrong
 
@@ -37,12 +38,8 @@ def checked_description(told: Description, request: Request) -> Description:
     _need(name[0] not in _FORMULA, "its name", name, "no formula: rename the file, or give --name")
     try:
         _whole(told.rows, "rows", 1, MOST_ROWS)
-        _need(
-            type(told.columns) is dict and _texts(told.columns),
-            "columns",
-            told.columns,
-            "columns by name",
-        )
+        by_name = type(told.columns) is dict and _texts(told.columns)
+        _need(by_name, "columns", told.columns, "columns by name")
         for title, facts in told.columns.items():
             _check_column(facts, f"column {title!r}", told.rows)
         if told.shape is not None:
@@ -55,105 +52,92 @@ def checked_description(told: Description, request: Request) -> Description:
 
 def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     _need(isinstance(facts, ColumnFacts), what, facts, "facts about a column")
-    _need(
-        isinstance(facts.kind, str) and facts.kind in get_args(Kind),
-        f"{what}: kind",
-        facts.kind,
-        "a kind of column",
-    )
+    known = isinstance(facts.kind, str) and facts.kind in get_args(Kind)
+    _need(known, f"{what}: kind", facts.kind, "a kind of column")
     _need(isinstance(facts.example, str), f"{what}: example", facts.example, "a text")
     _whole(facts.missing, f"{what}: missing", 0, rows)
     _whole(facts.texts, f"{what}: texts", 0, rows)
     _whole(facts.rare, f"{what}: rare", 0, facts.texts)
-    ends = (facts.low, facts.high)
-    numbers = facts.kind == "number" and facts.missing < rows
-    _need(all(type(end) is float for end in ends), f"{what}: low and high", ends, "two numbers")
-    if numbers:
-        for end in ends:
-            _finite(end, f"{what}: low and high")
-        _need(facts.low <= facts.high, f"{what}: low and high", ends, "the smaller one first")
-    else:
-        _need(ends == (math.inf, -math.inf), f"{what}: low and high", ends, "none without numbers")
+    _check_ends(facts, f"{what}: low and high", rows)
     if facts.quartiles is not None:
-        _need(
-            type(facts.quartiles) is tuple and len(facts.quartiles) == 3,
-            f"{what}: quartiles",
-            facts.quartiles,
-            "3",
-        )
-        for quartile in facts.quartiles:
-            _finite(quartile, f"{what}: quartiles")
-        inside = [facts.low, *facts.quartiles, facts.high]
-        _need(
-            inside == sorted(inside),
-            f"{what}: quartiles",
-            facts.quartiles,
-            "numbers in order, from low to high",
-        )
-    _counted(facts.counts, f"{what}: counts", 1, rows)
-    _need(_texts(facts.counts), f"{what}: counts", facts.counts, "categories by name")
+        _check_quartiles(facts, facts.quartiles, f"{what}: quartiles")
+    _check_categories(facts, f"{what}: counts", rows)
+
+
+def _check_ends(facts: ColumnFacts, what: str, rows: int) -> None:
+    """Refuse a smallest and a largest number of a column that cannot be; without numbers there are none."""
+    ends = (facts.low, facts.high)
+    _need(all(type(end) is float for end in ends), what, ends, "two numbers")
+    if facts.kind == "number" and facts.missing < rows:
+        for end in ends:
+            _finite(end, what)
+        _need(facts.low <= facts.high, what, ends, "the smaller one first")
+    else:
+        _need(ends == (math.inf, -math.inf), what, ends, "none without numbers")
+
+
+def _check_quartiles(facts: ColumnFacts, quartiles: Any, what: str) -> None:
+    """Refuse what is not three numbers in order, between the ends of the column."""
+    _need(type(quartiles) is tuple and len(quartiles) == 3, what, quartiles, "3")
+    for quartile in quartiles:
+        _finite(quartile, what)
+    in_order = [facts.low, *quartiles, facts.high]
+    good = in_order == sorted(in_order)
+    _need(good, what, quartiles, "numbers in order, from low to high")
+
+
+def _check_categories(facts: ColumnFacts, what: str, rows: int) -> None:
+    """Refuse counts of categories that do not add up to the rows of the column."""
+    counts = facts.counts
+    _counted(counts, what, 1, rows)
+    _need(_texts(counts), what, counts, "categories by name")
     if facts.rare:
-        _need(
-            facts.counts.get(OTHER, 0) >= facts.rare,
-            f"{what}: counts",
-            facts.counts,
-            f"rows of {OTHER!r}",
-        )
-    if facts.kind == "text" and not (facts.texts and not facts.counts):
-        _need(
-            sum(facts.counts.values()) == rows,
-            f"{what}: counts",
-            facts.counts,
-            f"{rows} rows in all",
-        )
+        _need(counts.get(OTHER, 0) >= facts.rare, what, counts, f"rows of {OTHER!r}")
+    if facts.kind == "text" and not (facts.texts and not counts):
+        _need(sum(counts.values()) == rows, what, counts, f"{rows} rows in all")
 
 
 def _check_shape(told: Description, shape: tuple[int, ...]) -> None:
-    good = (
-        type(shape) is tuple
-        and len(shape) > 0
-        and all(type(size) is int and size > 0 for size in shape)
-    )
-    _need(
-        good and math.prod(shape) <= MOST_NUMBERS,
-        "shape",
-        shape,
-        f"sizes of at most {MOST_NUMBERS:,} numbers",
-    )
+    good = _is_shape(shape) and math.prod(shape) <= MOST_NUMBERS
+    _need(good, "shape", shape, f"sizes of at most {MOST_NUMBERS:,} numbers")
+    width = 0
     if len(shape) == 1:
         width = shape[0]
-    else:
-        width = 0
+    # A wide shape may be a lie: its names are made only where there are as many columns
     named = len(told.columns) == width and list(told.columns) == list(map(str, range(width)))
     _need(named, "columns", list(told.columns), f"those of arrays of shape {shape}")
     for title, facts in told.columns.items():
-        _need(
-            facts.kind == "number" and not facts.missing,
-            f"column {title!r}",
-            facts,
-            "numbers without gaps",
-        )
+        complete = facts.kind == "number" and not facts.missing
+        _need(complete, f"column {title!r}", facts, "numbers without gaps")
+
+
+def _is_shape(shape: Any) -> bool:
+    if type(shape) is not tuple or not shape:
+        return False
+    return all(type(size) is int and size > 0 for size in shape)
 
 
 def _check_classes(told: Description, request: Request) -> None:
     classes = told.classes
-    kinds = (bool, int, float, str)
-    _counted(classes, "classes", 1 if request.target == "class" else 0, MOST_ROWS)
-    good = all(
-        type(one) in kinds and (type(one) is not float or math.isfinite(one)) for one in classes
-    )
+    least = 0
+    if request.target == "class":
+        least = 1
+    _counted(classes, "classes", least, MOST_ROWS)
+    good = all(_is_class(one) for one in classes)
     _need(good, "classes", list(classes), "whole numbers or texts")
     if request.target == "class":
-        _need(
-            sum(classes.values()) >= told.rows,
-            "classes",
-            classes,
-            f"the classes of {told.rows} rows and more",
-        )
+        enough = sum(classes.values()) >= told.rows
+        _need(enough, "classes", classes, f"the classes of {told.rows} rows and more")
     elif request.target == "labels" and told.shape is not None:
         _need(len(classes) > 0 and _texts(classes), "classes", classes, "labels by name")
     else:
         _need(not classes, "classes", classes, "none")
+
+
+def _is_class(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (bool, int, str)
 
 
 def checked_counts(
@@ -166,17 +150,12 @@ def checked_counts(
     for title, totals in expected.items():
         found = told[title]
         what = f"counts of column {title!r}"
-        _need(
-            type(found) is list and len(found) == len(totals), what, found, f"{len(totals)} arrays"
-        )
+        good = type(found) is list and len(found) == len(totals)
+        _need(good, what, found, f"{len(totals)} arrays")
         for counts, total, interval in zip(found, totals, asked[title], strict=True):
             _array(counts, what, BINS)
-            _need(
-                int(counts.sum()) == total,
-                what,
-                int(counts.sum()),
-                f"{total} numbers in interval {interval}",
-            )
+            inside = int(counts.sum())
+            _need(inside == total, what, inside, f"{total} numbers in interval {interval}")
     return told
 
 
@@ -202,18 +181,13 @@ def checked_moments(
             _finite(getattr(found, part), f"{what}: {part}")
         _need(found.squares >= 0, f"{what}: squares", found.squares, "a sum of squares")
         room = _ROUNDING * max(abs(low), abs(high))
-        _need(
-            low - room <= found.mean <= high + room,
-            f"{what}: mean",
-            found.mean,
-            f"one from {low} to {high}",
-        )
+        between = low - room <= found.mean <= high + room
+        _need(between, f"{what}: mean", found.mean, f"one from {low} to {high}")
         _need(abs(found.error) <= room, f"{what}: error", found.error, f"one of at most {room}")
         spread = high - low + room
         most = count * spread * spread
-        _need(
-            found.squares <= most, f"{what}: squares", found.squares, f"at most {most}, by its ends"
-        )
+        possible = found.squares <= most
+        _need(possible, f"{what}: squares", found.squares, f"at most {most}, by its ends")
     return told
 
 
@@ -229,35 +203,13 @@ def ends_of(described: Description, title: str, fill: float) -> tuple[float, flo
     return min(facts.low, fill), max(facts.high, fill)
 
 
-def checked_facts(
-    told: Facts, described: Description, request: Request, label: Label, validation: bool
-) -> Facts:
+def checked_row_counts(
+    told: RowCounts, described: Description, request: Request, label: Label, validation: bool
+) -> RowCounts:
     """Return the numbers of rows of a client, which are those that it has described."""
-    _need(
-        isinstance(told.name, str) and told.name == described.name,
-        "its name",
-        told.name,
-        repr(described.name),
-    )
-    if label.target == "class":
-        size = len(label.classes)
-    else:
-        size = 1
-    total = np.zeros(size, dtype=np.int64)
-    for part, there in {
-        "train": True,
-        "test": True,
-        "validation": validation,
-        "held_out": False,
-    }.items():
-        counts = getattr(told, part)
-        what = f"{part} rows"
-        if not there:
-            _need(counts is None, what, counts, "none")
-            continue
-        _array(counts, what, size)
-        _whole(int(counts.sum()), what, 1, MOST_ROWS)
-        total += counts
+    same_name = isinstance(told.name, str) and told.name == described.name
+    _need(same_name, "its name", told.name, repr(described.name))
+    total = _total_counts(told, label, validation)
     rows = int(told.train.sum())
     if request.window:  # rows are windows, of which there are at most as many
         _whole(rows, "train rows", 1, described.rows)
@@ -267,30 +219,40 @@ def checked_facts(
         own = dict.fromkeys(label.classes, 0)
         for value, count in described.classes.items():
             own[text_of(value)] += count
-        _need(
-            total.tolist() == [*own.values()],
-            "rows of each class",
-            total.tolist(),
-            str([*own.values()]),
-        )
+        expected = list(own.values())
+        found = total.tolist()
+        _need(found == expected, "rows of each class", found, str(expected))
     return told
+
+
+def _total_counts(told: RowCounts, label: Label, validation: bool) -> Ints:
+    """Return how many rows of each class there are in all parts; an error for parts that should not be there."""
+    size = 1
+    if label.target == "class":
+        size = len(label.classes)
+    total = np.zeros(size, dtype=np.int64)
+    expected = {"train": True, "test": True, "validation": validation, "held_out": False}
+    for part, there in expected.items():
+        counts = getattr(told, part)
+        what = f"{part} rows"
+        if not there:
+            _need(counts is None, what, counts, "none")
+            continue
+        _array(counts, what, size)
+        _whole(int(counts.sum()), what, 1, MOST_ROWS)
+        total += counts
+    return total
 
 
 def _need(good: bool, what: str, value: Any, expected: str) -> None:
     if not good:
-        shown = repr(value)
-        if len(shown) <= _SHOWN:
-            shown = shown
-        else:
-            shown = f"{shown[:_SHOWN]}…"
-        raise FedskewError(f"{what}: told {shown}, expected {expected}")
+        raise FedskewError(f"{what}: told {shown(value)}, expected {expected}")
 
 
 def _whole(value: Any, what: str, low: int, high: int) -> None:
+    expected = f"a whole number from {low:,} to {high:,}"
     if low == high:
         expected = f"{low:,}"
-    else:
-        expected = f"a whole number from {low:,} to {high:,}"
     _need(type(value) is int and low <= value <= high, what, value, expected)
 
 
@@ -315,15 +277,9 @@ def _names(told: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> N
 
 def _array(counts: Any, what: str, size: int) -> None:
     """Refuse what is not so many counts."""
-    good = isinstance(counts, np.ndarray) and counts.dtype == np.int64 and counts.shape == (size,)
-    if isinstance(counts, np.ndarray):
-        described = f"{counts.dtype} of shape {counts.shape}"
-    else:
-        described = counts
-    _need(good, what, described, f"int64 of shape {(size,)}")
-    _need(
-        bool((counts >= 0).all() and (counts <= MOST_ROWS).all()),
-        what,
-        counts,
-        f"numbers from 0 to {MOST_ROWS:,}",
-    )
+    expected = f"int64 of shape {(size,)}"
+    _need(isinstance(counts, np.ndarray), what, counts, expected)
+    fits = counts.dtype == np.int64 and counts.shape == (size,)
+    _need(fits, what, f"{counts.dtype} of shape {counts.shape}", expected)
+    in_range = bool((counts >= 0).all() and (counts <= MOST_ROWS).all())
+    _need(in_range, what, counts, f"numbers from 0 to {MOST_ROWS:,}")

@@ -83,34 +83,22 @@ class Deployment:
     def commands(self) -> list[tuple[str, str]]:
         """Return what is to be done, in order, and by which command."""
         host, _, port = self.server.rpartition(":")
+        where = " --host 0.0.0.0"
         if host in ("127.0.0.1", "localhost"):
             where = ""
-        else:
-            where = " --host 0.0.0.0"
+        of_server = "--insecure"
+        of_node = "--insecure"
+        if self.keys:
+            of_server = f"--keys {quote(str(self.keys))}"
+            of_node = "--key nodes/NAME --ca ca.crt"
         folder = self.folder.absolute()
-        keys = quote(str(self.keys))
         flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={quote(str(folder / FLOWER))} flwr"
+        serve = f"fedskew server {of_server}{where} --port {port} --state STATE"
+        join = f"fedskew node --data FILE.csv --server {self.server} {of_node} --state STATE"
+        commands = [("on the server, which stays", serve)]
         if self.keys:
-            secure = f"--keys {keys}"
-        else:
-            secure = "--insecure"
-        start = (
-            "on the server, which stays",
-            f"fedskew server {secure}{where} --port {port} --state STATE",
-        )
-        if self.keys:
-            own = "--key nodes/NAME --ca ca.crt"
-        else:
-            own = "--insecure"
-        join = (
-            f"on each of the {self.nodes} nodes, which stay",
-            f"fedskew node --data FILE.csv --server {self.server} {own} --state STATE",
-        )
-        run = ("then, here", f"{flwr} run {quote(str(folder / APP))} --stream")
-        register = [
-            (
-                "once for each node, before it joins",
-                f"{flwr} supernode register {keys}/nodes/NAME.pub",
-            )
-        ]
-        return [start, *(register if self.keys else []), join, run]
+            register = f"{flwr} supernode register {quote(str(self.keys))}/nodes/NAME.pub"
+            commands.append(("once for each node, before it joins", register))
+        commands.append((f"on each of the {self.nodes} nodes, which stay", join))
+        commands.append(("then, here", f"{flwr} run {quote(str(folder / APP))} --stream"))
+        return commands

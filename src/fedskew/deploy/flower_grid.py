@@ -76,7 +76,8 @@ def try_again(grid: "Grid") -> None:
     hopeless = invoker.should_giveup
 
     def gives_up(problem: Exception) -> bool:
-        failed: bool = getattr(getattr(problem, "response", None), "status_code", None) == 500
+        response = getattr(problem, "response", None)
+        failed: bool = getattr(response, "status_code", None) == 500
         return not failed and hopeless(problem)
 
     invoker.should_giveup, invoker.max_time = gives_up, _BUSY
@@ -115,24 +116,7 @@ class GridTransport:
 
     def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         """Return the answers that arrive in time, by client."""
-        from flwr.app import Message
-
-        messages = [
-            Message(
-                _records(REQUEST, request, {**about, "client": client}),
-                dst_node_id=self.nodes[client],
-                message_type="query.work",
-                ttl=self.timeout + _CLOCKS,
-            )
-            for client, request in requests.items()
-        ]
-        with _asking("take messages to nodes"):
-            numbers = list(self.grid.push_messages(messages))
-        if len(numbers) < len(messages):
-            raise FedskewError(
-                f"the messages of {_size(requests)} bytes are too large for the SuperLink"
-            )
-        sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
+        sent = self._send(requests, about)
         answers: dict[int, bytes] = {}
         began = time.monotonic()
         while sent:
@@ -142,17 +126,45 @@ class GridTransport:
                 replies = list(self.grid.pull_messages(list(sent)))
             for reply in replies:
                 client = sent.pop(reply.metadata.reply_to_message_id)
-                if reply.has_error():
-                    reason, code = reply.error.reason, reply.error.code
-                    answers[client] = to_bytes(
-                        Refusal(reason or f"code {code}", code in _OF_FLOWER)
-                    )
-                else:
-                    answers[client] = _content(reply, ANSWER)
-            if waited >= self.timeout:
+                answers[client] = _answer_of(reply)
+            if not sent or waited >= self.timeout:
                 break
-            time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)) if sent else 0)
+            time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)))
         return answers
+
+    def _send(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[str, int]:
+        """Send requests, and return the client of every message by the number of the message."""
+        from flwr.app import Message
+
+        messages = []
+        for client, request in requests.items():
+            message = Message(
+                _records(REQUEST, request, {**about, "client": client}),
+                dst_node_id=self.nodes[client],
+                message_type="query.work",
+                ttl=self.timeout + _CLOCKS,
+            )
+            messages.append(message)
+        with _asking("take messages to nodes"):
+            numbers = list(self.grid.push_messages(messages))
+        if len(numbers) < len(messages):
+            raise FedskewError(
+                f"the messages of {_size(requests)} bytes are too large for the SuperLink"
+            )
+        sent = {}
+        for client, number in zip(requests, numbers, strict=True):
+            if number:  # Flower gives none to a message that it did not take
+                sent[number] = client
+        return sent
+
+
+def _answer_of(reply: "Message") -> bytes:
+    """Return the answer in a reply; Flower's errors are refusals."""
+    if not reply.has_error():
+        return _content(reply, ANSWER)
+    code = reply.error.code
+    reason = reply.error.reason or f"code {code}"
+    return to_bytes(Refusal(reason, code in _OF_FLOWER))
 
 
 def client_app(answer: Answer) -> "ClientApp":
@@ -164,10 +176,9 @@ def client_app(answer: Answer) -> "ClientApp":
 
     @app.query("work")
     def work(message: "Message", context: "Context") -> "Message":
-        record = message.content[RECORD]
-        about = {name: value for name, value in record.items() if name != REQUEST} | {
-            "node": dict(context.node_config)
-        }
+        about: dict[str, Any] = dict(message.content[RECORD].items())
+        about.pop(REQUEST, None)
+        about["node"] = dict(context.node_config)
         found = answer(about, _content(message, REQUEST))
         return Message(_records(ANSWER, found), reply_to=message)
 
@@ -192,9 +203,12 @@ def _records(name: str, content: bytes, about: Mapping[str, Any] | None = None) 
     """Return the content of a message: bytes in parts, each of which is sent by itself; the first says ``about``."""
     from flwr.app import ConfigRecord, RecordDict
 
-    records = RecordDict({RECORD: ConfigRecord({**(about or {}), name: content[:PART]})})
+    first = dict(about or {})
+    first[name] = content[:PART]
+    records = RecordDict({RECORD: ConfigRecord(first)})
     for start in range(PART, len(content), PART):
-        records[_part(start // PART)] = ConfigRecord({name: content[start : start + PART]})
+        part = content[start : start + PART]
+        records[_part(start // PART)] = ConfigRecord({name: part})
     return records
 
 

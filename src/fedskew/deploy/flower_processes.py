@@ -95,14 +95,10 @@ def node_process(
         read_table(data, separator=_separator(data))
     if port is None:
         port = _free_port()
-    else:
-        port = port
     _check_port("127.0.0.1", port)
-    own = {
-        "data": str(data.absolute()),
-        "state": str(_folder(state).absolute()),
-        **({"name": name} if name else {}),
-    }
+    own = {"data": str(data.absolute()), "state": str(_folder(state).absolute())}
+    if name:
+        own["name"] = name
     for option, value in own.items():
         if "'" in value or not value.isprintable():
             raise FedskewError(

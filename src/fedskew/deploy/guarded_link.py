@@ -34,11 +34,7 @@ class OnlyNodes:
 
     async def __call__(self, scope: Scope, receive: Call, send: Call) -> None:
         """Answer a request."""
-        if (
-            scope["type"] not in ("http", "websocket")
-            or scope["path"].startswith(OPEN)
-            or _from_here(scope)
-        ):
+        if _is_allowed(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -66,41 +62,30 @@ class BoundedBodies:
         if length <= STRANGER:
             await self._read(scope, receive, send, STRANGER)
         elif length > BODY:
-            await _refuse(
-                send, 413, f"{length} bytes are more than the {BODY} that are taken at once"
-            )
+            reason = f"{length} bytes are more than the {BODY} that are taken at once"
+            await _refuse(send, 413, reason)
         elif scope["path"].startswith(OPEN) and not await asyncio.to_thread(self.known, scope):
-            await _refuse(
-                send,
-                413,
-                f"{length} bytes are more than the {STRANGER} of one who is no registered node",
-            )
+            reason = f"{length} bytes are more than the {STRANGER} of one who is no registered node"
+            await _refuse(send, 413, reason)
         else:
             async with self.places:
                 await self._read(scope, receive, send, BODY)
 
     async def _read(self, scope: Scope, receive: Call, send: Call, most: int) -> None:
         """Read a body of at most so many bytes, and hand it on."""
-        content = bytearray()
         try:
             async with asyncio.timeout(PATIENCE):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return
-                    content += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(content) > most:
-                        await _refuse(
-                            send, 413, f"more than {most} bytes, and how many was not said before"
-                        )
-                        return
+                body = await _body(receive, most)
         except TimeoutError:
             await _refuse(send, 408, f"not there after {PATIENCE:g} seconds")
             return
-        read = [{"type": "http.request", "body": bytes(content), "more_body": False}]
-        content.clear()
+        except _TooLargeError:
+            await _refuse(send, 413, f"more than {most} bytes, and how many was not said before")
+            return
+        if body is None:
+            return
+        read = [{"type": "http.request", "body": body, "more_body": False}]
+        del body  # the app has the only copy, and lets go of it when it is done
 
         async def again() -> Any:
             if read:
@@ -110,22 +95,44 @@ class BoundedBodies:
         await self.app(scope, again, send)
 
 
+class _TooLargeError(Exception):
+    """Raised where a body is larger than what is taken."""
+
+
+async def _body(receive: Call, most: int) -> bytes | None:
+    """Return the body of a request; None if whoever sends it has gone."""
+    content = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        content += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(content) > most:
+            raise _TooLargeError
+    return bytes(content)
+
+
 async def _refuse(send: Call, status: int, reason: str) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-type", b"text/plain")],
-        }
-    )
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": reason.encode()})
+
+
+def _is_allowed(scope: Scope) -> bool:
+    """Return whether a request is one of nodes, or comes from this machine, or is none of the web."""
+    if scope["type"] not in ("http", "websocket"):
+        return True
+    return scope["path"].startswith(OPEN) or _from_here(scope)
 
 
 def _from_here(scope: Scope) -> bool:
     """Return whether a request comes from this machine: by the loopback, or from the address that it goes to."""
-    client, server = (scope.get(side) or ("",) for side in ("client", "server"))
+    client = (scope.get("client") or ("",))[0]
+    server = (scope.get("server") or ("",))[0]
     try:
-        return ipaddress.ip_address(client[0]).is_loopback or client[0] == server[0]
+        return ipaddress.ip_address(client).is_loopback or client == server
     except ValueError:
         return False
 
@@ -151,9 +158,8 @@ def signed_by_a_node(scope: Scope) -> bool:
     request = Request({**scope, "state": {}})
     try:
         key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
-        request.state.protobuf_request = ActivateNodeRequest(
-            public_key=key
-        )  # of which no more than the key is looked at
+        # Of which no more than the key is looked at
+        request.state.protobuf_request = ActivateNodeRequest(public_key=key)
         authenticate_node(request)
     except (HTTPException, ValueError):
         return False
@@ -213,9 +219,10 @@ def _keep_little() -> None:
     """Let each connection to the database keep 4 MB of it in memory: Flower's keep 320 MB, and there are up to 15."""
     sql: Any = import_module("flwr.supercore.sql_mixin")
     smaller = {"cache_size": "-4000", "mmap_size": "0"}
-    sql.SQLITE_PRAGMAS = tuple(
-        (name, smaller.get(name, value)) for name, value in sql.SQLITE_PRAGMAS
-    )
+    pragmas = []
+    for name, value in sql.SQLITE_PRAGMAS:
+        pragmas.append((name, smaller.get(name, value)))
+    sql.SQLITE_PRAGMAS = tuple(pragmas)
 
 
 def _watch_parts() -> list[str]:

@@ -25,14 +25,14 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.requests import (
     FRESH,
+    CountRows,
     Evaluate,
-    Facts,
     Measure,
     Refusal,
+    RowCounts,
     Scored,
     Statistics,
     Step,
-    Tell,
     Train,
     Version,
     Visit,
@@ -44,12 +44,22 @@ from fedskew.deploy.requests import (
     to_bytes,
 )
 from fedskew.engine.device import computing
-from fedskew.engine.job import LOCAL, WHOLE, ScheduleResult, Start, Updates, fresh_client, make_job
+from fedskew.engine.job import (
+    LOCAL,
+    WHOLE,
+    Job,
+    ScheduleResult,
+    Start,
+    Updates,
+    fresh_client,
+    make_job,
+)
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.clients import jobs_of
+from fedskew.server.evaluated_rows import OwnModel
 from fedskew.server.evaluation import Evaluator
 from fedskew.tasks.additive import Sums, sums_over
 from fedskew.tasks.task import Task
@@ -87,12 +97,11 @@ class Files:
         kept = self._read(job, version.round)
         if version.mirrored == version.round or not mirrored:
             return kept
-        return {
-            **kept,
-            **{
-                part: t for part, t in self._read(job, version.mirrored).items() if part in mirrored
-            },
-        }
+        kept = dict(kept)
+        for part, tensors in self._read(job, version.mirrored).items():
+            if part in mirrored:
+                kept[part] = tensors
+        return kept
 
     def save(self, job: int, round: int, kept: Tree, oldest: int) -> None:
         """Write what the client keeps after a round, and remove what no server will ask for again."""
@@ -102,9 +111,9 @@ class Files:
         self._check(job, oldest)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save(flat_names(kept)))
-        for path in self.folder.glob(f"{job}-*.safetensors"):
-            if int(path.stem.split("-")[1]) < oldest:
-                path.unlink(missing_ok=True)
+        for older in self.folder.glob(f"{job}-*.safetensors"):
+            if int(older.stem.split("-")[1]) < oldest:
+                older.unlink(missing_ok=True)
 
     def _path(self, job: int, round: int) -> Path:
         self._check(job, round)
@@ -112,13 +121,8 @@ class Files:
 
     def _check(self, job: int, round: int) -> None:
         """Refuse what could name a file elsewhere: models and rounds have numbers, and these come from a server."""
-        good = (
-            type(job) is int
-            and type(round) is int
-            and 0 <= job < len(self.fresh)
-            and round >= FRESH
-        )
-        if not good:
+        whole = type(job) is int and type(round) is int
+        if not whole or not 0 <= job < len(self.fresh) or round < FRESH:
             raise FedskewError(
                 f"{job!r:.80} and {round!r:.80} are no numbers of a model and a round: start a new run"
             )
@@ -137,16 +141,12 @@ class Files:
 
 
 class Node:
-    """One client: ``fed`` has its rows alone, and ``number`` is its place among all clients.
+    """One client, and the requests that it answers.
 
     Args:
         fed: the rows of this client as a federation of one
-        number: the number of the client among all of them
-        model: the initial model, the same at all nodes
-        algorithm: the method
+        job: what it trains, see ``job_of``; the same at all nodes except for the rows
         settings: the settings of the run
-        task: the task
-        classes: number of classes of all clients together
         folder: where the client keeps its state
         shares: rows of the test and validation parts that this node scores for the global model; all when left out
         everything: whether the test rows are those of all clients, as only a simulation has them
@@ -155,24 +155,18 @@ class Node:
     def __init__(
         self,
         fed: Federation,
-        number: int,
-        model: nn.Module,
-        algorithm: Algorithm,
+        job: Job,
         settings: Settings,
-        task: Task,
         folder: Path,
         shares: Mapping[str, Ints] | None = None,
         everything: bool = False,
     ) -> None:
         self.fed = fed
-        self.number = number
+        self.number = job.first
         self.settings = settings
         self.everything = everything
         self.classes = len(fed.data.classes)
         self.shares = dict(shares or {})
-        job = make_job(
-            model, fed.train, fed.partition, algorithm, settings, number, task, self.classes
-        )
         self.jobs = jobs_of(job)
         self.files = Files(folder, [fresh_client(one) for one in self.jobs])
 
@@ -201,11 +195,9 @@ class Node:
                 case Evaluate():
                     return self._evaluate(request)
                 case Statistics():
-                    return statistics_of(
-                        self.jobs[0], [(self._model(request.state, [request.version]), self._rows)]
-                    )
-                case Tell():
-                    return facts_of(self.fed, self.shares)
+                    return self._statistics(request)
+                case CountRows():
+                    return row_counts_of(self.fed, self.shares)
         except _Paused as paused:
             return Waiting(paused.sent)
         raise FedskewError(
@@ -223,13 +215,11 @@ class Node:
             updates = train_meeting(job, request.start, kept, plan, Replay(request.met))
         else:
             updates = train_client(copy.deepcopy(job.model).train(), job, request.start, kept, plan)
-        self.files.save(
-            request.job, plan.round + 1, one_client(updates.kept), request.version.oldest
-        )
+        now_kept = one_client(updates.kept)
+        self.files.save(request.job, plan.round + 1, now_kept, request.version.oldest)
         return replace(updates, kept={}, trained={})
 
     def _measure(self, request: Measure) -> dict[str, Any]:
-        # Fmt: skip
         kept = {}
         for part, tensors in self.files.load(0, request.version, request.mirrored).items():
             kept[part] = {name: value[None] for name, value in tensors.items()}
@@ -237,19 +227,17 @@ class Node:
         return Loop().probe(self.jobs[0], start, request.plan, request.what)  # type: ignore[arg-type]
 
     def _check(self, clients: Ints, sizes: Ints) -> None:
-        if clients.tolist() != [self.number] or sizes.tolist() != self.fed.partition.sizes.tolist():
+        own = self.fed.partition.sizes
+        if clients.tolist() != [self.number] or sizes.tolist() != own.tolist():
             raise FedskewError(
-                f"this is client {self.number} with {self.fed.partition.sizes[0]} rows, asked as client "
+                f"this is client {self.number} with {own[0]} rows, asked as client "
                 f"{clients.tolist()} with {sizes.tolist()}: its rows have changed since the run began"
             )
 
     def _visit(self, request: Visit) -> ScheduleResult:
         rows = self._by_label[request.rows]
-        if len(request.ends):
-            visits = request.ends[-1:]
-        else:
-            visits = request.ends
-        schedule = SampleSchedule(rows, np.full(len(rows), self.number), request.ends, visits)
+        clients = np.full(len(rows), self.number)
+        schedule = SampleSchedule(rows, clients, request.ends, visits=request.ends[-1:])
         return run_schedule(self.jobs[0], request.state, schedule, request.reset_optimizer)
 
     def _step(self, request: Step) -> Tensor:
@@ -257,8 +245,9 @@ class Node:
         rows = torch.from_numpy(self._by_label[request.rows])
         replay = Replay([out_of_tensor(answer) for answer in request.answers])
         party = Party(job.model, lambda message: replay(in_tensor(message)), task=job.task)
+        opening = out_of_tensor(request.opening)
         with torch.autograd.set_multithreading_enabled(False):
-            return in_tensor(party.step(out_of_tensor(request.opening), job.x[rows], job.y[rows]))
+            return in_tensor(party.step(opening, job.x[rows], job.y[rows]))
 
     @cached_property
     def _by_label(self) -> Ints:
@@ -289,50 +278,77 @@ class Node:
         )
 
     def _evaluate(self, request: Evaluate) -> Scored:
-        evaluator, state = self._evaluator, None
+        evaluator = self._evaluator
+        state: Tensors | None = None
+        parts: dict[str, Sums] = {}
         if self.jobs[0].shared_model == WHOLE:
             state = request.state
-        mine = self._model(request.state, request.versions) if request.own else None
-        own = (lambda client: mine) if mine is not None else None
-        parts = {} if state is None else self._sums(state)
-        first = np.zeros(1, dtype=np.int64)
+            parts = self._sums(state)
+        own = self._own_model(request)
         if request.final:
             table, confusion = evaluator.final(state, own)
             return Scored(parts, {}, None, table[0], confusion)
-        found = evaluator.on_own_rows(state, own, first, self.fed.held_out or self.fed.partition)
-        own_test = evaluator.mean_on_test(own, first) if own and self.everything else None
-        return Scored(parts, {name: float(values[0]) for name, values in found.items()}, own_test)
+        client = np.zeros(1, dtype=np.int64)
+        found = evaluator.on_own_rows(state, own, client, self.fed.held_out or self.fed.partition)
+        scores = {name: float(values[0]) for name, values in found.items()}
+        on_test = None
+        if own is not None and self.everything:
+            on_test = evaluator.mean_on_test(own, client)
+        return Scored(parts, scores, on_test)
+
+    def _own_model(self, request: Evaluate) -> OwnModel | None:
+        """Return what gives the model that the client uses; None if it is not to be scored."""
+        if not request.own:
+            return None
+        model = self._model(request.state, request.versions)
+        return lambda client: model
+
+    def _statistics(self, request: Statistics) -> Tree:
+        """Return the class statistics of the client's rows."""
+        model = self._model(request.state, [request.version])
+        return statistics_of(self.jobs[0], [(model, self._rows)])
 
     def _sums(self, state: Tensors) -> dict[str, Sums]:
         """Return the sums of a model over this client's rows, by part of the data."""
-        evaluator, task = self._evaluator, self.jobs[0].task
-        result: dict[str, Sums] = {}
-        for part, found in evaluator.found(state, self.shares).items():
-            result[part] = sums_over(task, found.outputs, found.targets, self.classes)
-        return result
+        task = self.jobs[0].task
+        sums: dict[str, Sums] = {}
+        for part, found in self._evaluator.found(state, self.shares).items():
+            sums[part] = sums_over(task, found.outputs, found.targets, self.classes)
+        return sums
 
     def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
         """Return the model that the client uses: the global one with its local parts, or one of its own."""
         job = len(self.jobs) - 1
-        local = self.files.load(job, versions[min(job, len(versions) - 1)], ()).get(LOCAL, {})
+        version = versions[min(job, len(versions) - 1)]
+        local = self.files.load(job, version, ()).get(LOCAL, {})
         return {**state, **local}
 
 
-def facts_of(fed: Federation, shares: Mapping[str, Ints]) -> Facts:
-    """Return what a client, here as a federation of one, tells about its rows before the first round."""
-    held = fed.held_out
-    validation = fed.validation
+def job_of(
+    fed: Federation,
+    number: int,
+    model: nn.Module,
+    algorithm: Algorithm,
+    settings: Settings,
+    task: Task,
+) -> Job:
+    """Return what a client trains, here as a federation of one; ``number`` is its place among all clients."""
     classes = len(fed.data.classes)
-    parts = (
-        fed.train.take(fed.partition.rows),
-        _share(fed.test, shares.get("test")),
-        None if validation is None else _share(validation, shares.get("validation")),
-        None if held is None else fed.train.take(held.rows),
-    )
-    train, test, *others = (None if rows is None else _counts(rows, classes) for rows in parts)
-    assert train is not None
-    assert test is not None
-    return Facts(fed.client_names[0], train, test, *others)
+    return make_job(model, fed.train, fed.partition, algorithm, settings, number, task, classes)
+
+
+def row_counts_of(fed: Federation, shares: Mapping[str, Ints]) -> RowCounts:
+    """Return what a client, here as a federation of one, tells about its rows before the first round."""
+    classes = len(fed.data.classes)
+    train = _counts(fed.train.take(fed.partition.rows), classes)
+    test = _counts(_share(fed.test, shares.get("test")), classes)
+    validation = None
+    if fed.validation is not None:
+        validation = _counts(_share(fed.validation, shares.get("validation")), classes)
+    held_out = None
+    if fed.held_out is not None:
+        held_out = _counts(fed.train.take(fed.held_out.rows), classes)
+    return RowCounts(fed.client_names[0], train, test, validation, held_out)
 
 
 def _share(rows: Rows, share: Ints | None) -> Rows:
@@ -351,21 +367,22 @@ def _counts(rows: Rows, classes: int) -> Ints:
 def alone(fed: Federation, client: int) -> Federation:
     """Return one client of a federation as a federation of one, with the test rows of all."""
     mine = fed.partition.of(client)
-    if fed.held_out is None:
-        held = None
-    else:
+    everything = mine
+    held_out = None
+    if fed.held_out is not None:
         held = fed.held_out.of(client)
-    rows = fed.train.take(mine if held is None else np.concatenate([mine, held]))
+        everything = np.concatenate([mine, held])
+        held_out = Partition.from_lists([len(mine) + np.arange(len(held))])
+    rows = fed.train.take(everything)
+    validation = fed.validation
+    if validation is not None:
+        validation = replace(validation, group=None)
     data = replace(
         fed.data,
         train=replace(rows, group=np.zeros(len(rows), dtype=np.int64)),
         test=replace(fed.test, group=None),
-        validation=None if fed.validation is None else replace(fed.validation, group=None),
+        validation=validation,
         groups=(fed.client_names[client],),
         silos=(),
     )
-    if held is None:
-        own = None
-    else:
-        own = Partition.from_lists([len(mine) + np.arange(len(held))])
-    return Federation(data, Partition.from_lists([np.arange(len(mine))]), own)
+    return Federation(data, Partition.from_lists([np.arange(len(mine))]), held_out)

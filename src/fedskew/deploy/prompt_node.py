@@ -38,27 +38,18 @@ def _answering() -> "subprocess.Popen[bytes]":
     options.add_argument("--port")
     options.add_argument("--superexec-auth-secret-file", dest="secret")
     given, _ = options.parse_known_args()
-    told = [
-        "--runtime-api-address",
-        f"127.0.0.1:{given.port}",
-        "--superexec-auth-secret-file",
-        given.secret,
-    ]
-    command = [
-        "-m",
-        "fedskew.deploy.message_processes",
-        "--insecure",
-        *told,
-        "--parent-pid",
-        str(os.getpid()),
-    ]
-    return subprocess.Popen([sys.executable, *command])
+    command = [sys.executable, "-m", "fedskew.deploy.message_processes", "--insecure"]
+    command += ["--runtime-api-address", f"127.0.0.1:{given.port}"]
+    command += ["--superexec-auth-secret-file", given.secret]
+    command += ["--parent-pid", str(os.getpid())]
+    return subprocess.Popen(command)
 
 
 def _end_with(answering: "subprocess.Popen[bytes]") -> None:
     """End this process if the one that answers messages has ended: whoever restarts nodes shall notice."""
+    status = answering.wait()
     print(
-        f"what answers messages has ended (status {answering.wait()}), and so does this node",
+        f"what answers messages has ended (status {status}), and so does this node",
         file=sys.stderr,
     )
     os.kill(os.getpid(), signal.SIGTERM)

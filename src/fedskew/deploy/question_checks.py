@@ -8,7 +8,7 @@ from fedskew.data.fitting import Description, Interval, Request
 
 QUESTIONS = ("describe", "count", "add_up")
 TOLD = 64  # different texts or classes that a node tells, even if they are most of its rows
-_SHOWN = 80  # characters of what was asked
+_SHOWN = 80  # characters of a value in an error
 _MEDIANS = 2  # numbers in the middle of a column, each with an interval of its own
 _KEYS = 2**64  # of numbers, see ``keys_of``
 
@@ -17,7 +17,7 @@ def refuse_other_words(what: Any) -> None:
     """Raise an error for anything that is not the word of a question."""
     if type(what) is not str or what not in QUESTIONS:
         raise FedskewError(
-            f"{_shown(what)} is no question of a fit, which are describe, count and add_up"
+            f"{shown(what)} is no question of a fit, which are describe, count and add_up"
         )
 
 
@@ -25,7 +25,7 @@ def check_request(asked: Any, own: Request) -> None:
     """Raise an error unless a request is that of the run, as the node itself reads its options."""
     if not isinstance(asked, Request) or asked != own:
         raise FedskewError(
-            f"describe: other options than those of the run, {_shown(asked)}: use the same version of fedskew"
+            f"describe: other options than those of the run, {shown(asked)}: use the same version of fedskew"
         )
 
 
@@ -43,7 +43,7 @@ def checked_intervals(asked: Any) -> dict[str, list[Interval]]:
     """Return the intervals of a question, at most as many as the search for a median has at a time."""
     if not _by_title(asked) or not all(_is_search(each) for each in asked.values()):
         raise FedskewError(
-            f"count: told {_shown(asked)}, expected one or two intervals of keys for each column: "
+            f"count: told {shown(asked)}, expected one or two intervals of keys for each column: "
             "use the same version of fedskew"
         )
     intervals: dict[str, list[Interval]] = asked
@@ -56,7 +56,7 @@ def checked_fills(asked: Any) -> dict[str, float]:
         type(fill) is float and math.isfinite(fill) for fill in asked.values()
     ):
         raise FedskewError(
-            f"add_up: told {_shown(asked)}, expected a finite number for each column: use the same version of fedskew"
+            f"add_up: told {shown(asked)}, expected a finite number for each column: use the same version of fedskew"
         )
     fills: dict[str, float] = asked
     return fills
@@ -81,8 +81,9 @@ def _is_interval(ends: Any) -> bool:
     return whole and 0 <= ends[0] <= ends[1] < _KEYS
 
 
-def _shown(asked: Any) -> str:
-    shown = repr(asked)
-    if len(shown) <= _SHOWN:
-        return shown
-    return f"{shown[:_SHOWN]}…"
+def shown(value: Any) -> str:
+    """Return a value as text for an error, of which the first characters must do."""
+    text = repr(value)
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}…"

@@ -62,7 +62,8 @@ class Versions:
     def of(self, client: int) -> Version:
         """Return what a client is told."""
         now, mirrored = self.rounds[:, client].tolist()
-        return Version(now, mirrored, min(int(saved[:, client].min()) for saved in self._saved))
+        oldest = min(int(saved[:, client].min()) for saved in self._saved)
+        return Version(now, mirrored, oldest)
 
     def state(self) -> Tensor:
         """Return all of it for a checkpoint, which may be asked for until two more were written."""
@@ -107,7 +108,8 @@ class Nodes:
             raise UnansweredError(
                 f"none of {len(requests)} clients answered", self._reasons(refusals)
             )
-        if missing := sorted(requests.keys() - answers.keys()):
+        missing = sorted(requests.keys() - answers.keys())
+        if missing:
             reasons = self._reasons({client: refusals.get(client, SILENT) for client in missing})
             warnings.warn(
                 f"{len(missing)} of {len(requests)} clients are left out: {reasons}{without(missing)}",
@@ -118,9 +120,10 @@ class Nodes:
     def everybody(self, requests: Mapping[int, Request], kind: Kinds, check: Check) -> list[Any]:
         """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
         answers, refusals = self._ask(requests, kind, check, LARGEST)
-        if missing := sorted(requests.keys() - answers.keys()):
+        missing = len(requests.keys() - answers.keys())
+        if missing:
             raise UnansweredError(
-                f"{len(missing)} of {len(requests)} clients did not answer", self._reasons(refusals)
+                f"{missing} of {len(requests)} clients did not answer", self._reasons(refusals)
             )
         return list(answers.values())
 
@@ -135,7 +138,7 @@ class Nodes:
         assert self.transport, "a run begins when its nodes are there"
         answers = dict[int, Any]()
         refusals = dict[int, str]()
-        plain = dict[int, str]()
+        own_words = set[int]()  # of clients whose refusals are in the words of their nodes
         sent = {client: to_bytes(request) for client, request in requests.items()}
         for client, content in sorted(self.transport.ask(sent, self.about).items()):
             try:
@@ -146,22 +149,36 @@ class Nodes:
             except _RefusedError as problem:
                 refusals[client] = str(problem)
                 if not problem.of_flower:
-                    plain[client] = REFUSED
+                    own_words.add(client)
             except FedskewError as problem:
                 refusals[client] = str(problem)
             except Exception as problem:  # an answer may be anything, and must not end the run
                 refusals[client] = f"an answer that cannot be checked ({type(problem).__name__})"
-        if missing := sorted(requests.keys() - answers.keys()):
-            reasons = {}
-            for client in missing:
-                reasons[self._name(client)] = plain.get(client) or refusals.get(client, SILENT)
-            self.unanswered(type(requests[missing[0]]).__name__.lower(), reasons)
+        recorded = {**refusals, **dict.fromkeys(own_words, REFUSED)}
+        self._record(requests, answers, recorded)
         return answers, refusals
 
+    def _record(
+        self,
+        requests: Mapping[int, Request],
+        answers: Mapping[int, Any],
+        reasons: Mapping[int, str],
+    ) -> None:
+        """Have it noted which clients did not answer, and why."""
+        missing = sorted(requests.keys() - answers.keys())
+        if not missing:
+            return
+        asked = type(requests[missing[0]]).__name__.lower()
+        by_name = {}
+        for client in missing:
+            by_name[self._name(client)] = reasons.get(client, SILENT)
+        self.unanswered(asked, by_name)
+
     def _reasons(self, refusals: Mapping[int, str]) -> str:
-        return "; ".join(
-            f"client {self._name(client)}: {reason}" for client, reason in refusals.items()
-        )
+        reasons = []
+        for client, reason in refusals.items():
+            reasons.append(f"client {self._name(client)}: {reason}")
+        return "; ".join(reasons)
 
     def _name(self, client: int) -> str:
         if self.names:
@@ -186,7 +203,7 @@ class RemoteSilos:
 
     def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
         self._nodes, self._described = nodes, described
-        # By the last
+        # The intervals of each client that were counted last, by column
         self._counted: list[dict[str, list[tuple[fitting.Interval, Ints]]]] = [
             {} for _ in described
         ]
@@ -205,13 +222,12 @@ class RemoteSilos:
             return checked_counts(told, asked, self._expected(client, asked))
 
         answers = self._ask("count", asked, check)
-        self._counted = [
-            {
-                title: list(zip(asked[title], counts, strict=True))
-                for title, counts in answer.items()
-            }
-            for answer in answers
-        ]
+        self._counted = []
+        for answer in answers:
+            counted = {}
+            for title, counts in answer.items():
+                counted[title] = list(zip(asked[title], counts, strict=True))
+            self._counted.append(counted)
         return answers
 
     def _expected(
@@ -223,8 +239,13 @@ class RemoteSilos:
         for title in asked.keys() & described.columns.keys():
             present = described.rows - described.columns[title].missing
             told = self._counted[client].get(title, [])
-            found = [inside(told, interval) for interval in asked[title]]
-            expected[title] = [present if count is None else count for count in found]
+            counts = []
+            for interval in asked[title]:
+                count = inside(told, interval)
+                if count is None:
+                    count = present
+                counts.append(count)
+            expected[title] = counts
         return expected
 
     def add_up(self, fills: Mapping[str, float]) -> list[dict[str, fitting.Moments]]:
@@ -233,11 +254,13 @@ class RemoteSilos:
         def check(client: int, told: Any) -> Any:
             one = self._described[client]
             ends = {title: ends_of(one, title, fill) for title, fill in fills.items()}
-            return checked_moments(told, ends, one.rows * math.prod((one.shape or ())[1:]))
+            count = one.rows
+            if one.shape is not None:  # a channel of images has many numbers a row
+                count *= math.prod(one.shape[1:])
+            return checked_moments(told, ends, count)
 
         return self._ask("add_up", dict(fills), check)
 
     def _ask(self, what: Literal["count", "add_up"], content: Any, check: Check) -> list[Any]:
-        return self._nodes.everybody(
-            dict.fromkeys(range(len(self._described)), Question(what, content)), dict, check
-        )
+        questions = dict.fromkeys(range(len(self._described)), Question(what, content))
+        return self._nodes.everybody(questions, dict, check)

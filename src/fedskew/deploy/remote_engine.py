@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.selection import Probe
-from fedskew.batchnorm.exact import Hub
+from fedskew.batchnorm.exact import Hub, SynchronousStep
 from fedskew.batchnorm.shared import clients_share, exchange
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
@@ -158,14 +158,14 @@ class RemoteEngine:
 
         answers = self.nodes.ask(requests, dict, check, most_bytes(like))
         silent = np.array([client not in answers for client in requests])
-        result: dict[str, Floats] = {}
+        measured: dict[str, Floats] = {}
         for name in what:
             values = np.zeros(len(requests))
             for i, client in enumerate(requests):
                 if client in answers:
                     values[i] = answers[client][name][0]
-            result[name] = np.ma.array(values, mask=silent)
-        return result
+            measured[name] = np.ma.array(values, mask=silent)
+        return measured
 
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
@@ -191,11 +191,12 @@ class RemoteEngine:
             seen = np.zeros(last - first)
             like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
             check = partial(_checked_visit, like, job.task)
-            result = self.nodes.one(client, request, ScheduleResult, check, most_bytes(like))
+            visit = self.nodes.one(client, request, ScheduleResult, check, most_bytes(like))
             state = replace(
-                state, params=result.params, buffers=result.buffers, optimizer=result.optimizer
+                state, params=visit.params, buffers=visit.buffers, optimizer=visit.optimizer
             )
-            losses[first:last], scores[first:last] = result.losses, result.scores
+            losses[first:last] = visit.losses
+            scores[first:last] = visit.scores
         return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
 
     def _synchronous(self, job: Job, state: ModelState, schedule: SampleSchedule) -> ScheduleResult:
@@ -211,44 +212,48 @@ class RemoteEngine:
             rows = self.positions[schedule.rows[first:last]]
             parties = np.unique(clients).tolist()
             hub = Hub(job.model, {**params, **buffers}, len(parties), number)
-            opening = in_tensor(hub.opening())
-            requests = {}
-            for party in parties:
-                requests[party] = Step(opening, rows[clients == party], [])
-            answers = self._all(requests, job.task)
-            while any(isinstance(answer, Waiting) for answer in answers.values()):
-                sent = [out_of_tensor(answers[party].sent) for party in parties]
-                reply = in_tensor(hub.add(sent))
-                for party, one in requests.items():
-                    requests[party] = replace(one, answers=[*one.answers, reply])
-                answers = self._all(requests, job.task)
-            step = hub.finish([out_of_tensor(answers[party]) for party in parties])
+            rows_of = {party: rows[clients == party] for party in parties}
+            step = self._joint_step(hub, rows_of, job.task)
             buffers = step.buffers
             job.optimizer.step_(params, step.grads, optimizer, lr)
             for party, (loss, score) in zip(parties, step.scores, strict=True):
                 at = first + np.flatnonzero(clients == party)
-                losses[at], scores[at] = loss / len(at), score / len(at)
+                losses[at] = loss / len(at)
+                scores[at] = score / len(at)
         return ScheduleResult(params, buffers, optimizer, losses, scores)
+
+    def _joint_step(self, hub: Hub, rows: Mapping[int, Ints], task: Task) -> SynchronousStep:
+        """Return a step over the rows of some clients, who exchange messages until each has its part of it."""
+        opening = in_tensor(hub.opening())
+        requests = {party: Step(opening, mine, []) for party, mine in rows.items()}
+        answers = self._all(requests, task)
+        while _waiting(answers):
+            sent = [out_of_tensor(answers[party].sent) for party in rows]
+            reply = in_tensor(hub.add(sent))
+            for party, request in requests.items():
+                requests[party] = replace(request, answers=[*request.answers, reply])
+            answers = self._all(requests, task)
+        return hub.finish([out_of_tensor(answers[party]) for party in rows])
 
     def _all(self, requests: Mapping[int, Step], task: Task) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
 
         def check(client: int, answer: Any) -> Any:
+            message = answer
             if isinstance(answer, Waiting):
                 message = _waits(answer).sent
-            else:
-                message = answer
             if message.dtype != torch.uint8 or message.dim() != 1:
                 raise FedskewError("its part of the step is no message")
             check_part_of_step(out_of_tensor(message), len(requests[client].rows), task)
             return answer
 
         answers = self.nodes.ask(requests, (Tensor, Waiting), check)
-        if missing := requests.keys() - answers.keys():
+        missing = requests.keys() - answers.keys()
+        if missing:
             raise FedskewError(
                 f"clients {sorted(missing)} do not answer in a step over all its clients: start again"
             )
-        if len({type(answer) for answer in answers.values()}) > 1:
+        if 0 < len(_waiting(answers)) < len(answers):
             raise FedskewError(
                 "some clients have ended a step in which others wait for them: start again"
             )
@@ -280,9 +285,8 @@ def _waits(answer: Waiting) -> Waiting:
 def _alike(answers: dict[int, Any]) -> dict[int, Any]:
     """Return the answers without those who wait with statistics of another shape or dtype than most others."""
     kinds = {}
-    for client, a in answers.items():
-        if isinstance(a, Waiting):
-            kinds[client] = (tuple(a.sent.shape), a.sent.dtype)
+    for client, waiting in _waiting(answers).items():
+        kinds[client] = (tuple(waiting.sent.shape), waiting.sent.dtype)
     if len(set(kinds.values())) < 2:
         return answers
     usual, _ = Counter(kinds.values()).most_common(1)[0]
@@ -291,11 +295,11 @@ def _alike(answers: dict[int, Any]) -> dict[int, Any]:
         f"clients {odd} are left out: they exchange statistics of another shape than others",
         stacklevel=2,
     )
-    result: dict[int, Any] = {}
+    alike: dict[int, Any] = {}
     for client, answer in answers.items():
         if client not in odd:
-            result[client] = answer
-    return result
+            alike[client] = answer
+    return alike
 
 
 _KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself

@@ -28,11 +28,12 @@ def sent_metrics(task: Task, settings: Settings) -> tuple[str, ...]:
     """Return the metrics of a run, all of which must follow from sums."""
     known = additive_metrics(task)
     wanted = evaluated_metrics(task, settings.metric, settings.metrics)
-    if missing := [name for name in wanted if name not in known]:
-        raise FedskewError(
-            f"metric {missing[0]} needs the predictions for all rows in one place, which no server has here: "
-            f"choose among {', '.join(known)}"
-        )
+    for name in wanted:
+        if name not in known:
+            raise FedskewError(
+                f"metric {name} needs the predictions for all rows in one place, which no server has here: "
+                f"choose among {', '.join(known)}"
+            )
     return wanted
 
 
@@ -184,12 +185,12 @@ class RemoteEvaluator:
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores."""
-        result = []
+        scored = []
         if common:
-            result += ["train", *self._parts.names]
+            scored += ["train", *self._parts.names]
         if personal and self._parts.tested and self._parts.everything:
-            result.append("own_test")
-        return result
+            scored.append("own_test")
+        return scored
 
     def evaluate(self, models: RoundModels) -> RoundScores:
         """Return the scores of the global model on each part, and those of the invited clients' models."""
@@ -203,7 +204,7 @@ class RemoteEvaluator:
             parts["own_test"] = self._mean_on_test(models.invited)
         found: dict[str, Floats] = {}
         for name in own_columns(own, common, self.task.row_metric):
-            found[name] = np.array([self._value(c, name) for c in models.invited.tolist()])
+            found[name] = np.array([self._value(one, name) for one in models.invited.tolist()])
         return RoundScores(parts, found)
 
     def _value(self, client: int, name: str) -> float:
@@ -284,11 +285,11 @@ class RemoteEvaluator:
         self._scored = state
 
     def _scores(self) -> dict[str, Score]:
-        result: dict[str, Score] = {}
+        scores: dict[str, Score] = {}
         for part in ("train", *self._parts.names):
             score = self._score(part)
-            result[part] = {name: score[name] for name in self.names}
-        return result
+            scores[part] = {name: score[name] for name in self.names}
+        return scores
 
     def _score(self, part: str) -> Score:
         return metrics_from(self.task, self._sums(part))

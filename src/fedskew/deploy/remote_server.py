@@ -18,11 +18,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.federation import Federation
-from fedskew.deploy.checks import (
-    finite,
-    fits,
-    most_bytes,
-)
+from fedskew.deploy.checks import finite, fits, most_bytes
 from fedskew.deploy.flower_grid import simulated
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
@@ -231,8 +227,9 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
             algorithm.topology(0)
         ),
         "test_trained=true evaluates clients' models on the server": settings.test_trained,
-        "thresholds need the predictions for all rows in one place": settings.thresholds
-        is not None,
+        "thresholds need the predictions for all rows in one place": (
+            settings.thresholds is not None
+        ),
         "workers are processes of a simulation": settings.workers is not None,
     }
     for reason, applies in reasons.items():

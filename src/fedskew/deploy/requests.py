@@ -124,7 +124,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RowCounts:
     """What a client tells about its rows before the first round: how many there are of each class in each part."""
 
     name: str
@@ -135,8 +135,8 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Tell the facts about this client's rows."""
+class CountRows:
+    """Count this client's rows, of each class and in each part of its data; ``RowCounts`` is the answer."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class Refusal:
     of_flower: bool = False
 
 
-Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell | Question
+Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | CountRows | Question
 sendable(
     Start, Plan, Report, Updates, ModelState, ScheduleResult,
-    Version, Train, Waiting, Measure, Visit, Step, Evaluate, Scored, Statistics, Facts, Tell, Refusal,
-    Question, fitting.Request, fitting.ColumnFacts, fitting.Description, fitting.Moments,
+    Version, Train, Waiting, Measure, Visit, Step, Evaluate, Scored, Statistics, RowCounts, CountRows,
+    Refusal, Question, fitting.Request, fitting.ColumnFacts, fitting.Description, fitting.Moments,
 )  # fmt: skip
 
 
@@ -184,10 +184,10 @@ def from_bytes(content: bytes) -> Any:
 
 def one_client(tree: Tree) -> Tree:
     """Return what one client keeps, of a stack of one."""
-    result: Tree = {}
+    kept: Tree = {}
     for part, tensors in tree.items():
-        result[part] = {name: value[0] for name, value in tensors.items()}
-    return result
+        kept[part] = {name: value[0] for name, value in tensors.items()}
+    return kept
 
 
 def in_tensor(message: bytes) -> torch.Tensor:

@@ -11,34 +11,47 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target, Targets
-from fedskew.deploy.requests import Facts
+from fedskew.deploy.requests import RowCounts
 
 
-def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:
+def federation_of(data: Dataset, clients: Sequence[RowCounts]) -> Federation:
     """Return a federation with the numbers of rows that clients have told, and nothing of what is in them.
 
     Rows are numbered client by client, and within a client by their labels; their features are zeros that take no
     memory. ``data`` says what all clients agree about: classes, shape of a row, pipeline.
     """
-    held = [one.held_out for one in clients]
-    parts = [one.train for one in clients] + [counts for counts in held if counts is not None]
-    owners = [*range(len(clients)), *(i for i, counts in enumerate(held) if counts is not None)]
-    train = _hollow(data, parts, owners)
-    ends = np.cumsum([0, *(int(counts.sum()) for counts in parts)])
-    ranges = [np.arange(first, last) for first, last in pairwise(ends)]
-    if len(ranges) > len(clients):
-        own = Partition.from_lists(ranges[len(clients) :])
-    else:
-        own = None
-    validation = [one.validation for one in clients if one.validation is not None]
-    hollow = replace(
+    everybody = range(len(clients))
+    counts = [one.train for one in clients]
+    owners = list(everybody)
+    validation = []
+    for client, one in enumerate(clients):
+        if one.held_out is not None:
+            counts.append(one.held_out)
+            owners.append(client)
+        if one.validation is not None:
+            validation.append(one.validation)
+    validation_rows = None
+    if validation:
+        validation_rows = _placeholder_rows(data, validation, everybody)
+    rowless = replace(
         data,
-        train=train,
-        test=_hollow(data, [one.test for one in clients], range(len(clients))),
-        validation=_hollow(data, validation, range(len(clients))) if validation else None,
+        train=_placeholder_rows(data, counts, owners),
+        test=_placeholder_rows(data, [one.test for one in clients], everybody),
+        validation=validation_rows,
         groups=tuple(one.name for one in clients),
     )
-    return Federation(hollow, Partition.from_lists(ranges[: len(clients)]), own)
+    ranges = _consecutive(counts)
+    held_out = None
+    if len(ranges) > len(clients):
+        held_out = Partition.from_lists(ranges[len(clients) :])
+    return Federation(rowless, Partition.from_lists(ranges[: len(clients)]), held_out)
+
+
+def _consecutive(counts: Sequence[Ints]) -> list[Ints]:
+    """Return the numbers of the rows of one part after the other."""
+    sizes = [int(one.sum()) for one in counts]
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(first, last) for first, last in pairwise(ends)]
 
 
 def positions_of(fed: Federation) -> Ints:
@@ -57,7 +70,8 @@ def positions_of(fed: Federation) -> Ints:
     return positions
 
 
-def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
+def _placeholder_rows(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
+    """Return so many rows of each class for each owner; all of them share the memory of one zero."""
     sizes = [int(one.sum()) for one in counts]
     x = np.lib.stride_tricks.as_strided(
         np.zeros(1, dtype=np.float32),
@@ -67,10 +81,11 @@ def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Row
     )
     labels = [np.repeat(np.arange(len(one)), one) for one in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
-    return Rows(x, hollow_targets(data.target, np.concatenate(labels), len(data.classes)), group)
+    y = placeholder_targets(data.target, np.concatenate(labels), len(data.classes))
+    return Rows(x, y, group)
 
 
-def hollow_targets(kind: Target, labels: Ints, classes: int) -> Targets:
+def placeholder_targets(kind: Target, labels: Ints, classes: int) -> Targets:
     """Return targets of a kind for rows of which at most the class is known."""
     if kind == "class":
         return labels.astype(np.int64)

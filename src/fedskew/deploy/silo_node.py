@@ -27,7 +27,7 @@ from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.table import Parted, SiloTables, converted
 from fedskew.data.schema import Scaling, Schema, pipeline_from
 from fedskew.data.silo import TableSilo
-from fedskew.deploy.node import Node, facts_of
+from fedskew.deploy.node import Node, job_of, row_counts_of
 from fedskew.deploy.question_checks import (
     TOLD,
     check_classes,
@@ -36,11 +36,10 @@ from fedskew.deploy.question_checks import (
     checked_intervals,
     refuse_other_words,
 )
-from fedskew.deploy.requests import Question, Refusal, Tell, from_bytes, to_bytes
+from fedskew.deploy.requests import CountRows, Question, Refusal, from_bytes, to_bytes
 from fedskew.models.build import build
 from fedskew.runs.execute import settings_of
-from fedskew.tasks.task import BY_TARGET
-from fedskew.tasks.task import resolve as resolve_task
+from fedskew.tasks.task import task_for
 
 _RUN = re.compile(r"[0-9a-f]{32}")  # names of runs, and nothing that could lead elsewhere
 ROWS = "rows.sha256"  # in the folder of what a silo keeps for a run
@@ -88,9 +87,9 @@ class SiloNode:
         match request:
             case Question():
                 return to_bytes(self._answered(request))
-            case Tell():
+            case CountRows():
                 self._check_rows()
-                return to_bytes(facts_of(self.fed, {}))
+                return to_bytes(row_counts_of(self.fed, {}))
             case _:
                 self._check_rows()
                 return self.node.answer(content)
@@ -117,9 +116,8 @@ class SiloNode:
         try:
             request = self._request
             check_request(asked, request)
-            described = self.silo.describe(
-                replace(request, max_categories=min(request.max_categories, TOLD))
-            )
+            few = min(request.max_categories, TOLD)
+            described = self.silo.describe(replace(request, max_categories=few))
             check_classes(described, request.label)
             return described
         except FedskewError as problem:
@@ -170,10 +168,9 @@ class SiloNode:
         """The table or the arrays of the silo, its rows divided as the run wants it."""
         share = float(self.about["validation"])
         seed = int(self.about["seed"])
+        validation = None
         if share:
             validation = Split("validation", share, seed)
-        else:
-            validation = None
         if is_arrays(self.path):
             return ArraySilo(self.name, self.path, self._options, validation)
         read = datasets.get("silos")(**self._options)
@@ -218,7 +215,7 @@ class SiloNode:
         config = tomllib.loads(str(self.about["config"]))
         settings = settings_of(config)
         data = self.fed.data
-        task = resolve_task(BY_TARGET[data.target] if settings.task == "auto" else settings.task)
+        task = task_for(settings.task, data.target)
         if task.target == "class":
             task = task.fitted(np.array(json.loads(str(self.about["counts"]))))
         model = build(config["model"], data.shape, task.width(len(data.classes)), settings.seed)
@@ -227,9 +224,8 @@ class SiloNode:
             raise FedskewError(
                 f"{client!r:.80} is no number of a client: use the same version of fedskew"
             )
-        return Node(
-            self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder
-        )
+        job = job_of(self.fed, client, model, resolve(config["algorithm"]), settings, task)
+        return Node(self.fed, job, settings, self.folder)
 
 
 def _as_told(described: Description) -> Description:
