@@ -156,7 +156,7 @@ def test_losses_are_summed_as_often_as_there_is_room_for_outputs(
     lab, monkeypatch, kind: type[Stacked], sizes: tuple[int, ...]
 ):
     # Two steps of five clients
-    monkeypatch.setattr("fedskew.engine.stack._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)
+    monkeypatch.setattr("fedskew.engine.kept_outputs._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)
     monkeypatch.setattr("fedskew.engine.captured._STEPS_AT_ONCE", 2)
     fed, engine = lab.federation(sizes), kind(mode="stack")
     plain, other = (

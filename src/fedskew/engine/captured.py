@@ -7,7 +7,6 @@ the results of a round are in the state of the graph that was replayed.
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -15,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree, copied, tensors_of
 from fedskew.engine.augment import moves_of
 from fedskew.engine.job import Job, Start
+from fedskew.engine.kept_outputs import CapturedOutputs
 from fedskew.engine.replay import Replay
-from fedskew.engine.shapes import Block, Room, few, joined
+from fedskew.engine.round_blocks import CapturedBlocks
+from fedskew.engine.shapes import Block, Room, joined
 from fedskew.engine.stack import Stack
 from fedskew.engine.stack_hooks import RoundState
 from fedskew.engine.tables import COLUMNS, move_words, row_table, stream_words
@@ -55,6 +55,9 @@ class CapturedStack(Stack):
         super().__init__(job, channels_last, joint, own_lr)
         self.room = room
         self.slots = torch.arange(room.width, device=self.device)
+        most = _steps_at_once(job, room, _STEPS_AT_ONCE)
+        self.blocks = CapturedBlocks(job, room, most)
+        self.outputs = CapturedOutputs(job, room, most)
         self.inside = False  # a round that is captured as a whole
         self.seen: Counter[tuple[Block, ...]] = Counter()
         self.states: dict[tuple[Block, ...], RoundState] = {}
@@ -106,8 +109,7 @@ class CapturedStack(Stack):
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
-        assert self.outputs is not None
-        return joined(blocks, self._at_once(len(self.outputs)))
+        return joined(blocks, _steps_at_once(self.job, self.room, len(self.outputs)))
 
     def _play(self, name: Hashable, part: Callable[[], None]) -> None:
         """Replay a part of the round; of a round that is captured as a whole, parts are not captured again."""
@@ -168,66 +170,16 @@ class CapturedStack(Stack):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _at_once(self, most: int) -> int:
-        """Return how many steps are taken together: so many, or as there is room for their inputs."""
-        row = max(1, self.job.x[0].numel()) * self.job.x.element_size()
-        step = self.room.clients * self.room.width * row
-        return max(1, min(most, _BYTES_AT_ONCE // step))
-
-    def _grouped(self, steps: list[Block]) -> list[Block]:
-        """Return steps of the same shape as one block; what is left is taken step by step, for few different shapes."""
-        most = self._at_once(_STEPS_AT_ONCE)
-        blocks: list[Block] = []
-        for block in joined(steps, most):
-            if block.steps == most:
-                blocks.append(block)
-            else:
-                blocks += [replace(block, steps=1)] * block.steps
-        return blocks
-
-    def _shape(self, step: int, count: Ints) -> Block:
-        """Return one of few shapes, with room for a step with these batch sizes."""
-        exact = super()._shape(step, count)
-        active = exact.active
-        if not exact.shares:
-            active = min(few(active), self.room.clients)
-        more = active > exact.active
-        padded = exact.padded or more
-        width = exact.width
-        if padded:
-            width = self.room.width
-        trained = self._trained(step, active)
-        return replace(
-            exact, active=active, width=width, padded=padded, partial=more, trained=trained
-        )
-
     def _now(self, table: Tensor, steps: int) -> Tensor:
         """Return the entries of the present steps in a table of steps; a graph finds them by the steps so far."""
         return table.index_select(0, self.state.at[0] + torch.arange(steps, device=self.device))
 
-    # -- losses and scores of the steps --------------------------------------------------------------------------------
 
-    def _whole_blocks(self, steps: int) -> int:
-        """Return so many steps or a few more, because a block is kept as a whole."""
-        most = self._at_once(_STEPS_AT_ONCE)
-        return -(-steps // most) * most
-
-    def _keep_outputs(self, there: Tensor, logits: list[Tensor]) -> None:
-        """Keep the outputs of the present steps."""
-        step = torch.arange(len(logits), device=self.device)
-        there.index_copy_(0, self.state.at[1] + step, torch.stack(logits).to(there.dtype))
-        self.state.at.add_(len(logits))
-
-    def _waiting(self, steps: int) -> tuple[Tensor, Tensor]:
-        """Return row numbers and batch sizes of the steps whose outputs are kept; there is room for so many."""
-        state = self.state
-        step = torch.arange(steps, device=self.device)
-        some = (state.at[0] - state.at[1] + step).clamp_max(self.room.steps - 1)
-        counts = torch.where(
-            (step < state.at[1])[:, None], state.real_rows.index_select(0, some), 0
-        )
-        state.at[1:].zero_()
-        return state.rows.index_select(0, some), counts
+def _steps_at_once(job: Job, room: Room, most: int) -> int:
+    """Return how many steps are taken together: so many, or as there is room for their inputs."""
+    row = max(1, job.x[0].numel()) * job.x.element_size()
+    step = room.clients * room.width * row
+    return max(1, min(most, _BYTES_AT_ONCE // step))
 
 
 def _room(value: Tensor, clients: int) -> Tensor:

@@ -5,7 +5,6 @@ client costs nothing. Short batches are padded and masked, BatchNorm included. A
 of steps after the other, and ``_end``. What they use and leave is one ``RoundState``, of tensors only.
 """
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
@@ -15,24 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import Report, difference, overridden
+from fedskew.algorithms.contract import overridden
 from fedskew.batchnorm.shared import settle_in_stack
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, Tree, copied, rows_of, without
+from fedskew.core.trees import Tensors, Tree, copied
 from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
 from fedskew.engine.joint_plan import JointPlan
+from fedskew.engine.kept_outputs import KeptOutputs
 from fedskew.engine.plan import Plan
-from fedskew.engine.shapes import Block, Names, Room
+from fedskew.engine.round_blocks import RoundBlocks
+from fedskew.engine.shapes import Block, Room
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
 from fedskew.engine.stack_losses import add_full_gradient, mean_losses
 from fedskew.engine.stack_step import StackStep
+from fedskew.engine.stack_updates import round_updates
 from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import trainable
-
-_PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
-# Numbers: outputs of the steps whose losses and scores are computed together
-_OUTPUTS_KEPT = 16 << 20
 
 
 class Stack:
@@ -61,7 +59,6 @@ class Stack:
         algorithm = job.algorithm
         self.requires = algorithm.requires
         self.device = job.y.device
-        self.in_phases = overridden(algorithm, "trainable")
         self.receives = overridden(algorithm, "on_receive")
         self.linear = overridden(algorithm, "linear_correction")
         self.keeps_more = overridden(algorithm, "payload") or overridden(algorithm, "client_state")
@@ -75,8 +72,8 @@ class Stack:
         if channels_last:
             self.x = job.images_channels_last
         self.given: Tree = {}
-        self.outputs: Tensor | None = None
-        self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
+        self.blocks = RoundBlocks(job)
+        self.outputs = KeptOutputs(job)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -85,10 +82,18 @@ class Stack:
         self.plan = plan
         self.measured = dict[str, Floats]()
         self._fit()
-        blocks, self.counts = self._blocks()
+        blocks, self.counts = self.blocks.of(plan)
         self._load(start, kept)
         self._take_round(blocks)
-        return self._updates()
+        return round_updates(
+            self.job,
+            plan,
+            self.state,
+            self.counts,
+            self.measured,
+            overwritten=self.overwrites,
+            sends_difference=not self.keeps_more,
+        )
 
     def _fit(self) -> None:
         """Make room for the plan."""
@@ -119,7 +124,8 @@ class Stack:
         """Take the steps of a round; losses and scores are added up whenever the room for outputs is full."""
         waiting = 0
         for block in blocks:
-            if self.outputs is not None and waiting + block.steps > len(self.outputs):
+            room = len(self.outputs)
+            if room and waiting + block.steps > room:
                 self._play("sums", self._add_sums)
                 waiting = 0
             self._play(block, partial(self._steps, block))
@@ -245,44 +251,6 @@ class Stack:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _blocks(self) -> tuple[list[Block], Ints]:
-        """Return the blocks of a round, and the batch sizes ``[step, client]``; the last ones are remembered."""
-        plan = self.plan
-        known = (plan.sizes.tobytes(), plan.batch.tobytes(), plan.epochs.tobytes())
-        if known not in self.known:
-            counts = plan.counts()
-            if len(self.known) >= _PLANS_KNOWN:
-                self.known.clear()
-            steps = [self._shape(step, count) for step, count in enumerate(counts)]
-            self.known[known] = (self._grouped(steps), counts)
-        return self.known[known]
-
-    def _grouped(self, steps: list[Block]) -> list[Block]:
-        """Return steps as blocks: here each is one."""
-        return steps
-
-    def _shape(self, step: int, count: Ints) -> Block:
-        """Return the smallest shape of a step with these batch sizes."""
-        active = int((count > 0).sum())
-        widest = int(count.max())
-        shares = self.job.algorithm.batchnorm.shares_statistics(step)
-        padded = bool((count[:active] < widest).any())
-        return Block(1, active, widest, padded, False, shares, self._trained(step, active))
-
-    def _trained(self, step: int, active: int) -> tuple[Names, ...] | None:
-        """Return the parameters that each client of a step trains in its epoch; one entry if all train the same."""
-        if not self.in_phases:
-            return None
-        here = min(active, len(self.plan.clients))
-        epoch = step // self.plan.steps_per_epoch[:here]
-        names = []
-        for phase, phases in zip(epoch.tolist(), self.plan.epochs[:here].tolist(), strict=True):
-            trained = self.job.algorithm.trainable(self.job.layout, phase, phases)
-            names.append(frozenset(trained))
-        if len(set(names)) == 1:
-            return (names[0],)
-        return tuple(names)
-
     def _now(self, table: Tensor, steps: int) -> Tensor:
         """Return the entries of the present steps in a table of steps."""
         return table[self.now : self.now + steps]
@@ -318,50 +286,12 @@ class Stack:
             if reals is not None:
                 real = reals[i]
             logits.append(self.step.take(self.state, block, x[i], y[i], real))
-        self._note(logits, block)
+        self.outputs.keep(self.state, logits, block, self.room, self.now)
 
-    # -- losses and scores of the steps --------------------------------------------------------------------------------
-
-    def _note(self, logits: list[Tensor], block: Block) -> None:
-        """Keep the outputs of the steps of a block."""
-        shape = (self.room.clients, self.room.width, *logits[0].shape[2:])
-        if self.outputs is None or self.outputs.shape[1:] != shape:
-            steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
-            outputs = logits[0].new_zeros(self._whole_blocks(steps), *shape)
-            if len(shape) == 3:
-                outputs = outputs.mT.contiguous().mT  # laid out as layers do
-            self.outputs = outputs
-        self._keep_outputs(self.outputs[:, : block.active, : block.width], logits)
-
-    def _whole_blocks(self, steps: int) -> int:
-        """Return so many steps or a few more, because a block is kept as a whole."""
-        return steps
-
-    def _keep_outputs(self, there: Tensor, logits: list[Tensor]) -> None:
-        """Keep the outputs of the present steps."""
-        there[self.now % len(there)] = logits[0]
-
-    def _waiting(self, steps: int) -> tuple[Tensor, Tensor]:
-        """Return row numbers and batch sizes of the steps whose outputs are kept; there is room for so many."""
-        first = (self.now - 1) // steps * steps
-        last = self.now
-        return self.state.rows[first:last], self.state.real_rows[first:last]
-
-    @torch.no_grad()
     def _add_sums(self) -> None:
         """Add up the losses and scores of every client over the steps whose outputs are kept."""
-        assert self.outputs is not None
-        rows, counts = self._waiting(len(self.outputs))
-        outputs = self.outputs[: len(rows)]
-        targets = self.job.y[rows]
-        task = self.job.task
-        real = self.slots[: rows.shape[2]] < counts[..., None]
-        losses = task.losses(outputs, targets, "none")
-        scores = task.row_scores(outputs, targets)
-        for total, each in zip(self.state.sums, (losses, scores), strict=True):
-            total += torch.where(real, each, 0).sum((0, 2), dtype=torch.float64)
+        self.outputs.add_sums(self.state, self.slots, self.now)
 
-    # -- the end of a round --------------------------------------------------------------------------------------------
     # -- the end of a round --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -372,50 +302,3 @@ class Stack:
             state.payload, state.kept = self.hooks.finish(state)
         else:  # the payload is a difference, which needs no capture
             state.payload, state.kept = {}, state.client_state
-
-    def _updates(self) -> Updates:
-        """Return the results of the round, as copies if the next round overwrites them."""
-        job, plan, state = self.job, self.plan, self.state
-        sent = {name: value for name, value in state.buffers.items() if name not in job.unsent}
-        trained = dict(state.params)
-        for name in job.frozen_names & state.buffers.keys():
-            trained[name] = state.buffers[name]
-        results: Tree = {
-            **prefixed(state.payload, "payload."),
-            "buffers": sent,
-            **prefixed(self._kept(), "kept."),
-        }
-        if self.overwrites:
-            here = slice(len(plan.clients))
-            results = copied(rows_of(results, here))
-            trained = rows_of({"": trained}, here)[""]
-        if not self.keeps_more:
-            results["payload.delta"] = self._change()
-        loss, score = state.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
-        numbers = {**plan.numbers, **self.measured}
-        report = Report(plan.clients, plan.sizes, plan.steps, loss, score, numbers)
-        payload = without(parts(results, "payload."), job.unsent)
-        return Updates(report, payload, results["buffers"], parts(results, "kept."), trained)
-
-    def _kept(self) -> Tree:
-        """Return what clients keep: the method's state, tensors that never leave them, the optimiser's state."""
-        state = self.state
-        kept = prefixed(state.kept, STATE)
-        if self.job.local_names:
-            everything = {**state.params, **state.buffers}
-            kept[LOCAL] = {name: everything[name] for name in sorted(self.job.local_names)}
-        if "optimizer_state" in self.requires:
-            kept |= prefixed(state.optimizer_state, OPTIMIZER)
-        return kept
-
-    def _change(self) -> Tensors:
-        """Return how local training has changed the weights that clients send."""
-        here = slice(len(self.plan.clients))
-        ends = {}
-        for name, value in self.state.params.items():
-            if name not in self.job.unsent:
-                ends[name] = value[here]
-        begin = dict(self.state.begin)
-        for name in self.state.own_begin:
-            begin[name] = begin[name][here]
-        return difference(ends, begin)
