@@ -76,18 +76,17 @@ def _head_names(model: nn.Module) -> frozenset[str]:
         head = head_module(model)
     except FedskewError:
         return frozenset()
-    return frozenset(
-        name
-        for prefix, module in model.named_modules()
-        if module is head
-        for name in _within(prefix, module)
-    )
+    names: list[str] = []
+    for prefix, module in model.named_modules():
+        if module is head:
+            names += _within(prefix, module)
+    return frozenset(names)
 
 
 def _within(prefix: str, module: nn.Module) -> list[str]:
     parts = (module.named_parameters(prefix), module.named_buffers(prefix))
-    result: list[str] = []
+    names: list[str] = []
     for part in parts:
         for name, _ in part:
-            result.append(name)
-    return result
+            names.append(name)
+    return names
