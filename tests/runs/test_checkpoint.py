@@ -82,7 +82,8 @@ def journal(folder: Path) -> dict[str, bytes]:
 
 def state(folder: Path) -> Path:
     """Return the file of the last checkpoint."""
-    return RunFolder(folder).checkpoint(RunFolder(folder).checkpoints()[0], "safetensors")
+    checkpoints = RunFolder(folder).checkpoints
+    return checkpoints.state(checkpoints.rounds()[0])
 
 
 @pytest.fixture
@@ -319,7 +320,7 @@ def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_off
     Checkpoints(RunFolder(folder)).restore(training, force=True)  # type: ignore[arg-type]
     assert training.round == 3
     assert training.rounds() == oracle(3)
-    assert RunFolder(folder).checkpoints() == [
+    assert RunFolder(folder).checkpoints.rounds() == [
         3
     ]  # the damaged one is gone, or the next resume would stumble over it again
 

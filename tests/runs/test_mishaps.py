@@ -63,7 +63,7 @@ def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name:
     told = err.splitlines()[-1]
     assert told.startswith("fedskew: interrupted after round ")
     assert told.endswith(" of 3000; resume with: fedskew resume run")
-    (stopped, *_) = RunFolder(tmp_path / "run").checkpoints()
+    (stopped, *_) = RunFolder(tmp_path / "run").checkpoints.rounds()
     assert f"after round {stopped} of" in told  # nothing was lost, though no checkpoint was due
 
 
@@ -105,7 +105,7 @@ def test_a_signal_in_the_round_in_which_a_callback_ends_the_run(
     ends = [lambda result, rounds: result.round["round"] == 2]
     with pytest.raises(Interrupted, match="interrupted after round 2 of 9"):
         fs.train(fed, "logreg", rounds=9, folder=tmp_path / "run", callbacks=ends)
-    assert RunFolder(tmp_path / "run").checkpoints() == [2]
+    assert RunFolder(tmp_path / "run").checkpoints.rounds() == [2]
 
 
 def test_after_a_signal_no_other_run_of_a_comparison_begins(
@@ -141,7 +141,7 @@ def test_a_long_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=1)
     assert time.monotonic() - began < 30
     assert stopped.value.code == 143
-    assert RunFolder(tmp_path / "run").checkpoints() == [1]
+    assert RunFolder(tmp_path / "run").checkpoints.rounds() == [1]
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 

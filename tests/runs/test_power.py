@@ -98,7 +98,7 @@ def test_a_power_cut_loses_at_most_the_rounds_since_the_last_checkpoint(
         while lines(folder / ROUNDS) < moment:
             assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
             time.sleep(0.002)
-        safe = max(RunFolder(folder).checkpoints(), default=0)
+        safe = max(RunFolder(folder).checkpoints.rounds(), default=0)
         disk.cut()
         process.kill()
         process.communicate()
@@ -107,7 +107,7 @@ def test_a_power_cut_loses_at_most_the_rounds_since_the_last_checkpoint(
     if not folder.exists():
         assert safe == 0
         pytest.fail("the folder itself was synced before the first round")
-    assert max(RunFolder(folder).checkpoints(), default=0) >= safe
+    assert max(RunFolder(folder).checkpoints.rounds(), default=0) >= safe
     with fedskew("resume", str(folder)) as process:
         _, err = process.communicate()
         assert process.returncode == 0, err

@@ -29,6 +29,7 @@ from fedskew.runs.folder import (
     PAGE,
     ROUNDS,
     SUMMARY,
+    CheckpointFiles,
     RunFolder,
 )
 
@@ -148,7 +149,7 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 def rounds_done(folder: Path) -> int:
     """Return the number of rounds in the checkpoint."""
-    return max(RunFolder(folder).checkpoints(), default=0)
+    return max(RunFolder(folder).checkpoints.rounds(), default=0)
 
 
 @dataclass(frozen=True)
@@ -400,18 +401,18 @@ def test_a_crash_at_every_single_file_operation_where_clients_keep_something(
     monkeypatch.setattr("fedskew.runs.checkpoint.LEAST", 0)
     monkeypatch.setattr("fedskew.runs.checkpoint.PIECE", 6000)
     start_scaffold(fed, tmp_path / "whole")
-    save = RunFolder.write_inside
+    save = CheckpointFiles.write
 
-    def crash_at_the_third(disk: RunFolder, path: Path, content: bytes) -> None:
+    def crash_at_the_third(files: CheckpointFiles, path: Path, content: bytes) -> None:
         if path.name == "00000003.json":
             raise Crash
-        save(disk, path, content)
+        save(files, path, content)
 
-    monkeypatch.setattr(RunFolder, "write_inside", crash_at_the_third)
+    monkeypatch.setattr(CheckpointFiles, "write", crash_at_the_third)
     with pytest.raises(Crash):
         # The journal of three rounds and a checkpoint of two
         start_scaffold(fed, tmp_path / "begun")
-    monkeypatch.setattr(RunFolder, "write_inside", save)
+    monkeypatch.setattr(CheckpointFiles, "write", save)
     for operation in range(1, 200):
         folder = tmp_path / f"crashed-at-{operation}"
         shutil.copytree(tmp_path / "begun", folder)

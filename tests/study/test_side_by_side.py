@@ -239,7 +239,7 @@ def test_runs_go_on_from_the_last_round_that_all_have_saved(
         with pytest.raises(Crash):
             fedskew(FIVE + " --checkpoint-every 1 --out group")
     places = [path for path in Path("group").iterdir() if path.is_dir()]
-    last = [max(RunFolder(place).checkpoints()) for place in places]
+    last = [max(RunFolder(place).checkpoints.rounds()) for place in places]
     assert max(last) == min(last) + 1
     together.clear()
     assert fedskew("resume group") == 0
@@ -267,7 +267,7 @@ def test_a_signal_ends_the_round_of_all_and_they_continue(
         assert fedskew(FIVE + " --out group --checkpoint-every 100") == 143
     assert "resume with: fedskew resume group" in capsys.readouterr().err
     places = [path for path in Path("group").iterdir() if path.is_dir()]
-    assert [RunFolder(place).checkpoints() for place in places] == [[2]] * 6
+    assert [RunFolder(place).checkpoints.rounds() for place in places] == [[2]] * 6
     assert fedskew("resume group") == 0
     same_files(Path("expected"), Path("group"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

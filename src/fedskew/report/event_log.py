@@ -129,7 +129,7 @@ class EventLog(Callback):
             self.note("checkpoint", round=last)
 
     def _last_checkpoint(self) -> int:
-        return next(iter(RunFolder(self._folder).checkpoints()), 0)
+        return next(iter(RunFolder(self._folder).checkpoints.rounds()), 0)
 
 
 @contextmanager

@@ -74,13 +74,13 @@ class Checkpoints:
         state = to_bytes(
             {**server.checkpoint_without_stores(), FILES: torch.tensor([files.start, files.stop])}
         )
-        path = disk.checkpoint(server.round, "safetensors")
-        disk.write_inside(path, state)
-        journal = {f"{JOURNAL}/{disk.journal(number).name}" for number in files}
+        path = disk.checkpoints.state(server.round)
+        disk.checkpoints.write(path, state)
+        journal = {f"{JOURNAL}/{disk.checkpoints.journal(number).name}" for number in files}
         relied = {name: self._digests[name] for name in sorted(journal)}
         relied |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
         listed = manifest(relied, FORMAT, round=server.round)
-        disk.write_inside(disk.checkpoint(server.round, "json"), listed)
+        disk.checkpoints.write(disk.checkpoints.manifest(server.round), listed)
         self._files, self._bytes = files, size
         self._named[server.round] = journal
         self._remove_old()
@@ -93,12 +93,12 @@ class Checkpoints:
             del self._named[round]
         for suffix in ("json", "safetensors"):
             kept = {f"{round:08d}.{suffix}" for round in self._named}
-            self.disk.remove_inside(CHECKPOINTS, kept, suffix)
+            self.disk.checkpoints.remove_others(CHECKPOINTS, kept, suffix)
         journal = set()
         for names in self._named.values():
             for name in names:
                 journal.add(name.partition("/")[2])
-        self.disk.remove_inside(JOURNAL, journal, "safetensors")
+        self.disk.checkpoints.remove_others(JOURNAL, journal, "safetensors")
 
     def _write_journal(self, stores: Mapping[str, ClientStore]) -> tuple[range, int]:
         """Write the changed client states, or all if the journal is too long; return its numbers and bytes."""
@@ -115,8 +115,8 @@ class Checkpoints:
             step = max(1, PIECE // store.row_bytes)
             for start in range(0, len(clients[name]), step):
                 content = to_bytes(_named(name, store.rows(clients[name][start : start + step])))
-                path = self.disk.journal(number)
-                self.disk.write_inside(path, content)
+                path = self.disk.checkpoints.journal(number)
+                self.disk.checkpoints.write(path, content)
                 self._digests[f"{JOURNAL}/{path.name}"] = Digest.of(content)
                 number = number + 1
                 size = size + len(content)
@@ -128,7 +128,7 @@ class Checkpoints:
         Its files are verified before anything is changed. With ``force`` the last intact checkpoint is used, even if
         later ones are damaged. With ``latest`` it is the last one up to that round, if there is one.
         """
-        rounds = self.disk.checkpoints()
+        rounds = self.disk.checkpoints.rounds()
         if latest is not None:
             rounds = [round for round in rounds if round <= latest] or rounds
         if not rounds and self.disk.finished:
@@ -141,7 +141,7 @@ class Checkpoints:
         tables: Mapping[str, Digest] = {}
         if chosen is not None:
             round, tables = chosen
-            path = self.disk.checkpoint(round, "safetensors")
+            path = self.disk.checkpoints.state(round)
             flat = tensors_from_bytes(path.read_bytes())
             expected = {**server.checkpoint_without_stores(), FILES: torch.zeros(2)}
             if _fixed(flat) != _fixed(expected):
@@ -176,7 +176,7 @@ class Checkpoints:
         return whole
 
     def _verified(self, round: int) -> dict[str, Digest]:
-        path = self.disk.checkpoint(round, "json")
+        path = self.disk.checkpoints.manifest(round)
         found = self.disk.manifest(f"{CHECKPOINTS}/{path.name}")
         files: dict[str, Digest] = found["files"]
         state = f"{CHECKPOINTS}/{round:08d}.safetensors"
@@ -205,7 +205,7 @@ class Checkpoints:
 
     def _read(self, number: int, stores: Mapping[str, ClientStore]) -> int:
         """Put the rows of one file into their store, and return its bytes."""
-        path = self.disk.journal(number)
+        path = self.disk.checkpoints.journal(number)
         content = path.read_bytes()
         rows = tensors_from_bytes(content)
         for name, store in stores.items():
@@ -236,7 +236,7 @@ def final_checkpoint(disk: RunFolder) -> int:
 
     Raise an error if it is gone or changed: the one before has older models of clients.
     """
-    rounds = disk.checkpoints()
+    rounds = disk.checkpoints.rounds()
     if not rounds:
         raise FedskewError(
             f"{disk.path / CHECKPOINTS} is gone, and with it the clients' own models"
@@ -262,14 +262,14 @@ def final_checkpoint(disk: RunFolder) -> int:
 def own_part(disk: RunFolder, client: int) -> OwnPart:
     """Return what a client of a finished run has for itself, from the last checkpoint."""
     round = final_checkpoint(disk)
-    for name, digest in disk.checkpoint_files(round).items():
+    for name, digest in disk.checkpoints.needed(round).items():
         if "/" in name:
             disk.verify({name: digest})
-    flat = tensors_from_bytes(disk.checkpoint(round, "safetensors").read_bytes())
+    flat = tensors_from_bytes(disk.checkpoints.state(round).read_bytes())
     names: dict[str, frozenset[str]] = {}
     found: dict[str, Tensors] = {}
     for number in range(*flat[FILES].tolist()):
-        rows = tensors_from_bytes(disk.journal(number).read_bytes())
+        rows = tensors_from_bytes(disk.checkpoints.journal(number).read_bytes())
         store = next(iter(rows)).partition("/")[0]
         prefix = f"{store}/{LOCAL}/"
         own = {}

@@ -182,12 +182,72 @@ def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     return text.getvalue().encode()
 
 
+class CheckpointFiles:
+    """The files of a run's checkpoints: for each the state and a manifest, and the journal of what clients keep.
+
+    Args:
+        folder: the folder of the run
+        then: what an error that a file cannot be written says to do after that
+    """
+
+    def __init__(self, folder: Path, then: str) -> None:
+        self._folder = folder
+        self._then = then
+
+    def rounds(self) -> list[int]:
+        """Return the rounds with checkpoints, the latest first."""
+        rounds = []
+        for path in (self._folder / CHECKPOINTS).glob("*.json"):
+            match = re.fullmatch(r"(\d+)\.json", path.name)
+            if match:
+                rounds.append(int(match[1]))
+        return sorted(rounds, reverse=True)
+
+    def state(self, round: int) -> Path:
+        """Return the path of a checkpoint's state."""
+        return self._folder / CHECKPOINTS / f"{round:08d}.safetensors"
+
+    def manifest(self, round: int) -> Path:
+        """Return the path of a checkpoint's manifest."""
+        return self._folder / CHECKPOINTS / f"{round:08d}.json"
+
+    def needed(self, round: int) -> dict[str, Digest]:
+        """Return the digests of all files that a checkpoint needs."""
+        files: dict[str, Digest] = read_manifest(self.manifest(round), _FORMATS)["files"]
+        return files
+
+    def last(self) -> Row:
+        """Return the round of the last checkpoint, and the digest of its manifest."""
+        round = self.rounds()[0]
+        return {"round": round, **vars(Digest.of(self.manifest(round).read_bytes()))}
+
+    def journal(self, number: int) -> Path:
+        """Return the path of the journal's file of this number."""
+        return self._folder / JOURNAL / f"{number:08d}.safetensors"
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write one of these files; its folder is created if needed."""
+        with writing(path, self._then):
+            if not path.parent.is_dir():
+                path.parent.mkdir(exist_ok=True)
+                sync(self._folder)
+        write_atomically(path, content, self._then)
+
+    def remove_others(self, folder: str, kept: set[str], suffix: str) -> None:
+        """Remove numbered files of a kind except these, and incomplete files of a killed run."""
+        for path in (self._folder / folder).glob(f"*.{suffix}*"):
+            if re.fullmatch(rf"\d+\.{suffix}(\.part)?", path.name) and path.name not in kept:
+                with writing(path, self._then):
+                    path.unlink(missing_ok=True)
+
+
 class RunFolder:
-    """One run on disk."""
+    """One run on disk; ``checkpoints`` are the files of its checkpoints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._then = f", then resume with: {resume_command(path)}"
+        self.checkpoints = CheckpointFiles(path, self._then)
         self._grown: dict[str, Any] = {}  # length and SHA-256 of each table that was written to
 
     @classmethod
@@ -389,48 +449,6 @@ class RunFolder:
                 raise FedskewError(f"{path} is gone") from None
             if Digest.of(content) != digest:
                 raise FedskewError(f"{path} is damaged: its content is not what was written")
-
-    def checkpoint(self, round: int, suffix: str) -> Path:
-        """Return the path of a checkpoint's state (``safetensors``) or manifest (``json``)."""
-        return self.path / CHECKPOINTS / f"{round:08d}.{suffix}"
-
-    def checkpoint_files(self, round: int) -> dict[str, Digest]:
-        """Return the digests of all files that a checkpoint needs."""
-        files: dict[str, Digest] = self.manifest(f"{CHECKPOINTS}/{round:08d}.json")["files"]
-        return files
-
-    def checkpoints(self) -> list[int]:
-        """Return the rounds with checkpoints, the latest first."""
-        rounds = []
-        for path in (self.path / CHECKPOINTS).glob("*.json"):
-            match = re.fullmatch(r"(\d+)\.json", path.name)
-            if match:
-                rounds.append(int(match[1]))
-        return sorted(rounds, reverse=True)
-
-    def last_checkpoint(self) -> Row:
-        """Return the round of the last checkpoint, and the digest of its manifest."""
-        round = self.checkpoints()[0]
-        return {"round": round, **vars(Digest.of(self.checkpoint(round, "json").read_bytes()))}
-
-    def write_inside(self, path: Path, content: bytes) -> None:
-        """Write a file of a folder inside this one, which is created if needed."""
-        with writing(path, self._then):
-            if not path.parent.is_dir():
-                path.parent.mkdir(exist_ok=True)
-                sync(self.path)
-        write_atomically(path, content, self._then)
-
-    def remove_inside(self, folder: str, kept: set[str], suffix: str) -> None:
-        """Remove numbered files of a kind except these, and incomplete files of a killed run."""
-        for path in (self.path / folder).glob(f"*.{suffix}*"):
-            if re.fullmatch(rf"\d+\.{suffix}(\.part)?", path.name) and path.name not in kept:
-                with writing(path, self._then):
-                    path.unlink(missing_ok=True)
-
-    def journal(self, number: int) -> Path:
-        """Return the path of the journal's file of this number."""
-        return self.path / JOURNAL / f"{number:08d}.safetensors"
 
     def write(self, name: str, content: bytes) -> None:
         """Write a whole file."""

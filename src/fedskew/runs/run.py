@@ -252,8 +252,8 @@ def _verified(folder: Path) -> Run:
     if version > 1:
         disk.verify_start()
         disk.verify(disk.manifest(on_disk.FINAL)["files"])
-        for round in disk.checkpoints()[:1]:
-            files = disk.checkpoint_files(round)
+        for round in disk.checkpoints.rounds()[:1]:
+            files = disk.checkpoints.needed(round)
             disk.verify({name: digest for name, digest in files.items() if "/" not in name})
     return run_on_disk(disk, disk.read_json(on_disk.SUMMARY), version)
 

@@ -321,5 +321,5 @@ def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping
     digests = {}
     for name, inside in {**files, on_disk.SUMMARY: content}.items():
         digests[name] = Digest.of(inside)
-    disk.write(on_disk.FINAL, manifest(digests, on_disk.FORMAT, checkpoint=disk.last_checkpoint()))
+    disk.write(on_disk.FINAL, manifest(digests, on_disk.FORMAT, checkpoint=disk.checkpoints.last()))
     disk.write(on_disk.SUMMARY, content)

@@ -224,7 +224,7 @@ class _Group:
         for member in self.members:
             place = self.folder / member.name
             if place.exists():
-                rounds.append(max(RunFolder(place).checkpoints(), default=0))
+                rounds.append(max(RunFolder(place).checkpoints.rounds(), default=0))
         return min(rounds, default=0)
 
     def _steps(
