@@ -17,7 +17,7 @@ from fedskew.runs.callbacks import CallbackSpec, as_callbacks
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.run import Run, open_run
-from fedskew.runs.runner import Resumption, Watch, alone
+from fedskew.runs.runner import Resumption, Watch, run_to_end
 from fedskew.skew.federate import load, split
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
@@ -61,7 +61,9 @@ def train(
         own = resolve_task(settings["task"])
         settings["task"] = FROM_PYTHON
     watch = Watch([PageWriter(), *as_callbacks(callbacks)])
-    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, watch, own))
+    return run_to_end(
+        starting(fed, model, resolve(algorithm), Settings(**settings), folder, watch, own)
+    )
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -113,7 +115,7 @@ def resume(
     """
     how = Resumption(force, workers)
     watch = Watch([PageWriter(), *as_callbacks(callbacks)])
-    return alone(resuming(Path(folder), fed, model, algorithm, task, how=how, watch=watch))
+    return run_to_end(resuming(Path(folder), fed, model, algorithm, task, how=how, watch=watch))
 
 
 def compare(

@@ -12,7 +12,7 @@ import fedskew as fs
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
-from fedskew.deploy.node import Node, alone, job_of
+from fedskew.deploy.node import Node, job_of, rows_of_client
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.remote_server import remote_server
 from fedskew.deploy.requests import CountRows, from_bytes, to_bytes
@@ -94,7 +94,7 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
 
         nodes = []
         for client in range(fed.clients):
-            mine = alone(fed, client)
+            mine = rows_of_client(fed, client)
             job = job_of(mine, client, network(), algorithm, chosen, task)
             shares = {"test": np.arange(client, len(fed.test), fed.clients)}
             nodes.append(Node(mine, job, chosen, folder / str(client), shares, everything=True))

@@ -14,7 +14,7 @@ import pytest
 import fedskew as fs
 from fedskew.deploy import prompt_node
 from fedskew.deploy.flower_processes import node_process
-from fedskew.deploy.prompt_node import Pace
+from fedskew.deploy.prompt_node import PromptTime
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 
@@ -38,7 +38,7 @@ def test_a_node_looks_soon_after_a_message_and_seldom_after_a_while(
     clock, waited = [100.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", waited.append)
-    pace = Pace()
+    pace = PromptTime()
     pace.sleep(3)
     clock[0] += 10
     pace.sleep(3)

@@ -360,10 +360,10 @@ def test_the_python_interface_continues(tmp_path: Path) -> None:
 
 
 def test_progress_is_honest() -> None:
-    from fedskew.cli.comparison_progress import Pace
+    from fedskew.cli.comparison_progress import RoundsDone
 
     now = [100.0]
-    pace = Pace({"a": 10, "b": 10}, lambda: now[0])
+    pace = RoundsDone({"a": 10, "b": 10}, lambda: now[0])
     pace.heard("a", 5, 10)  # it was resumed: four rounds were there
     assert str(pace) == "5/20 rounds, 0 of 2 runs done"
     now[0] += 4

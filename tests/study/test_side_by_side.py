@@ -15,7 +15,7 @@ from fedskew.engine.together import Together
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
-from fedskew.study.side_by_side import fits
+from fedskew.study.side_by_side import can_share_a_stack
 from fedskew.study.study_folder import read_members
 from fedskew.study.study_plan import members_of
 from fedskew.study.study_runs import _groups
@@ -346,7 +346,7 @@ def test_only_runs_of_one_kind_fit_in_one_stack(
 ) -> None:
     fed, engine = lab.federation(), Stacked(mode="stack")
     first = lab.training(fed, "fedavg", "tabular:hidden=5", engine)
-    assert fits(lab.training(fed, method, model, engine), first) is fit
+    assert can_share_a_stack(lab.training(fed, method, model, engine), first) is fit
 
 
 def test_groups_differ_in_numbers_only() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedskew.algorithms.selection import ClientPool, Standing
+from fedskew.algorithms.selection import ClientPool, SelectionTotals
 from fedskew.fleet.availability import Members
 from fedskew.topology.records import AvailablePool, Records
 
@@ -84,5 +84,5 @@ def test_a_pool_without_records_of_all_stands_for_itself():
     )
     assert vars(pool.at(np.array([1])).standing) == vars(pool.standing)
     assert vars(pool.standing) == vars(
-        Standing.of(pool.selected, pool.completed, pool.seconds, agreement=np.zeros(2))
+        SelectionTotals.of(pool.selected, pool.completed, pool.seconds, agreement=np.zeros(2))
     )

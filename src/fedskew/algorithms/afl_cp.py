@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.algorithms.contract import Algorithm, Report, Requirement, Weighting, algorithms
-from fedskew.algorithms.selection import ClientPool, Selection, Standing, TrainConfig
+from fedskew.algorithms.selection import ClientPool, Selection, SelectionTotals, TrainConfig
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
@@ -194,7 +194,7 @@ def _laplace(stream: Stream, count: int) -> Floats:
     return noise
 
 
-def _speeds(time: Floats, known: Standing) -> tuple[Floats, float]:
+def _speeds(time: Floats, known: SelectionTotals) -> tuple[Floats, float]:
     """Return 1 for the shortest known time, 0 for the longest, linear in between, and the sum of all known ones.
 
     All are 1 where the known times are equal.

@@ -19,7 +19,7 @@ def _full_capacity(clients: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SelectionTotals:
     """Counts, sums and extremes over all clients that the server has selected so far; every entry has the same shape.
 
     Args:
@@ -40,7 +40,9 @@ class Standing:
     agreement: Floats
 
     @classmethod
-    def of(cls, selected: Ints, completed: Ints, seconds: Floats, agreement: Floats) -> "Standing":
+    def of(
+        cls, selected: Ints, completed: Ints, seconds: Floats, agreement: Floats
+    ) -> "SelectionTotals":
         """Return the standing of the clients along the last axis of their records."""
         done = completed > 0
         rounds = np.maximum(completed, 1)
@@ -83,13 +85,13 @@ class ClientPool:
     agreement: Floats = field(default_factory=lambda: np.zeros(0))
     capacity: Callable[[Ints], Floats] = _full_capacity
     # The standing of all clients; None: that of the pool
-    all_clients: Callable[[], Standing] | None = None
+    all_clients: Callable[[], SelectionTotals] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> SelectionTotals:
         """Return the standing of all clients that the server has selected so far."""
         if self.all_clients:
             return self.all_clients()
@@ -97,7 +99,7 @@ class ClientPool:
             agreement = self.agreement
         else:
             agreement = np.zeros(len(self.seconds))
-        return Standing.of(self.selected, self.completed, self.seconds, agreement)
+        return SelectionTotals.of(self.selected, self.completed, self.seconds, agreement)
 
     def at(self, positions: Ints) -> "ClientPool":
         """Return the pool with only the clients at these positions."""

@@ -17,7 +17,7 @@ _EVERY = 10.0  # seconds between two lines, where there is no terminal
 
 
 @dataclass
-class Pace:
+class RoundsDone:
     """How many rounds are done and left, and how long those that are left will take at the pace of those done.
 
     A resumed run begins where it was, and that does not count for the pace; nor does what was before the first round.
@@ -91,7 +91,7 @@ def show_comparison(
 ) -> "Iterator[Callable[[Member], list[CallbackSpec]]]":
     """Show a bar, or a line every ten seconds without a terminal; yield a function from a run to its callbacks."""
     console = Console(stderr=True)
-    pace = Pace({member.name: member.experiment().rounds for member in wanted})
+    pace = RoundsDone({member.name: member.experiment().rounds for member in wanted})
     if not console.is_terminal:
         yield _lines(pace)
         return
@@ -116,7 +116,7 @@ def show_comparison(
         yield watch
 
 
-def _lines(pace: Pace) -> "Callable[[Member], list[CallbackSpec]]":
+def _lines(pace: RoundsDone) -> "Callable[[Member], list[CallbackSpec]]":
     said = -_EVERY
 
     def watch(member: "Member") -> "list[CallbackSpec]":

@@ -38,7 +38,7 @@ from fedskew.runs.execute import resuming, starting
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
-from fedskew.runs.runner import Watch, alone
+from fedskew.runs.runner import Watch, run_to_end
 from fedskew.tasks.task import task_for
 
 
@@ -70,9 +70,9 @@ def run_on_nodes(
     make = partial(remote_server, nodes=nodes, everything=False)
     watch = Watch(callbacks)
     if known is not None:
-        return alone(resuming(folder, fed, watch=watch, make=make))
+        return run_to_end(resuming(folder, fed, watch=watch, make=make))
     settings = replace(experiment.settings(), engine="flower")
-    return alone(starting(fed, experiment.model, method, settings, folder, watch, make=make))
+    return run_to_end(starting(fed, experiment.model, method, settings, folder, watch, make=make))
 
 
 def _set_up(nodes: Nodes, run: str, choice: Choice, experiment: Experiment) -> Request:

@@ -364,7 +364,7 @@ def _counts(rows: Rows, classes: int) -> Ints:
     return np.array([len(rows)])
 
 
-def alone(fed: Federation, client: int) -> Federation:
+def rows_of_client(fed: Federation, client: int) -> Federation:
     """Return one client of a federation as a federation of one, with the test rows of all."""
     mine = fed.partition.of(client)
     everything = mine

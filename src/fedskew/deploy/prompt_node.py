@@ -18,7 +18,7 @@ from fedskew.deploy.flower_grid import look_again_soon
 _LEAST, _SHARE = 0.1, 0.1
 
 
-class Pace:
+class PromptTime:
     """Stands for the module ``time`` in Flower's loop of a node."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
     threading.Thread(target=_end_with, args=(_answering(),), daemon=True).start()
     look_again_soon()
-    start_client_internal.time = Pace()  # type: ignore[assignment, attr-defined]
+    start_client_internal.time = PromptTime()  # type: ignore[assignment, attr-defined]
     flower_supernode()
 
 

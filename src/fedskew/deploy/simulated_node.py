@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.algorithms.contract import resolve
-from fedskew.deploy.node import Node, alone, job_of
+from fedskew.deploy.node import Node, job_of, rows_of_client
 from fedskew.models.build import build
 from fedskew.runs.execute import federation_of_config, settings_of, task_of
 
@@ -34,6 +34,6 @@ def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
     for name, rows in (("test", fed.test), ("validation", fed.validation)):
         if rows is not None:
             shares[name] = np.arange(client, len(rows), fed.clients)
-    mine = alone(fed, client)
+    mine = rows_of_client(fed, client)
     job = job_of(mine, client, model, resolve(config["algorithm"]), settings, task)
     return Node(mine, job, settings, folder, shares, everything=True)

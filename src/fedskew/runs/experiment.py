@@ -19,7 +19,7 @@ from fedskew.runs.execute import prepare, read_config, resuming, settings_of, st
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.former_settings import as_options
 from fedskew.runs.run import Run
-from fedskew.runs.runner import Resumption, Watch, alone
+from fedskew.runs.runner import Resumption, Watch, run_to_end
 from fedskew.server import refusals
 from fedskew.skew.federate import federate
 
@@ -49,7 +49,7 @@ def run_experiment(
     fed = fed or federate(experiment)
     method = resolve(experiment.algorithm)
     settings, watch = experiment.settings(), Watch(callbacks)
-    return alone(starting(fed, experiment.model, method, settings, folder, watch))
+    return run_to_end(starting(fed, experiment.model, method, settings, folder, watch))
 
 
 def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
@@ -98,4 +98,4 @@ def run_or_resume(
                 f"choose another folder, or resume what it holds ({on_disk.resume_command(folder)})"
             )
     how = Resumption(workers=experiment.workers)
-    return alone(resuming(folder, fed, how=how, watch=Watch(callbacks)))
+    return run_to_end(resuming(folder, fed, how=how, watch=Watch(callbacks)))

@@ -99,7 +99,7 @@ class Advanced:
 Steps: TypeAlias = Generator[Server, Advanced, Result]
 
 
-def alone(steps: "Steps[Result]", server: Server | None = None) -> Result:
+def run_to_end(steps: "Steps[Result]", server: Server | None = None) -> Result:
     """Run all rounds of a run, one after the other, and return its result; ``server`` is that of a run that waits."""
     try:
         server = server or next(steps)

@@ -150,9 +150,8 @@ def spread(limits: Ints, total: int, stream: Stream) -> Ints:
     while low < high:  # the highest common level whose sum does not exceed the total
         middle = (low + high + 1) // 2
         if int(np.minimum(limits, middle).sum()) <= total:
-            low, high = (middle, high)
+            low = middle
         else:
-            low = low
             high = middle - 1
     shares = np.minimum(limits, low)
     above = np.flatnonzero(limits > low)

@@ -11,6 +11,7 @@ from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
 from fedskew.data.dataset import Dataset, Split, datasets
 from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
 from fedskew.skew.target import find
@@ -122,13 +123,14 @@ def split(
     dataset = _dataset(data, label, group, task).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
-    natural = not callable(skew) and skews.choose(skew).name == "natural"
-    if natural:
-        _check_clients(dataset, clients)
+    if not callable(skew):
+        if skews.choose(skew).name == "natural":
+            _check_clients(dataset, clients)
+        elif clients is None:
+            clients = DEFAULT_CLIENTS
+        skew = _numbered(skew, dataset.groups)
     elif clients is None:
         clients = DEFAULT_CLIENTS
-    if not callable(skew):
-        skew = _numbered(skew, dataset.groups)
     if target is None:
         divided = partition_rows(skew, dataset.train, clients, seed)
     else:
@@ -138,20 +140,27 @@ def split(
     partition, held_out = divided.partition, None
     if client_test:
         partition, held_out = client_holdout(partition, divided.rows, client_test, seed)
-    recipe: Mapping[str, Any] = {}
-    if not callable(skew) and _is_made_again_by(dataset.recipe, seed):
-        recipe = {
-            **dataset.recipe,
-            "skew": skews.as_table(skews.choose(skews.settle(skew, divided.partition.settled))),
-            "clients": partition.clients,
-            "split_seed": seed,
-            "client_test": client_test,
-            "bins": bins,
-        }
+    how = {
+        "clients": partition.clients,
+        "split_seed": seed,
+        "client_test": client_test,
+        "bins": bins,
+    }
+    recipe = _recipe(dataset, skew, divided.partition, how)
     treated = None
     if divided.rows is not dataset.train:
         treated = divided.rows
     return Federation(dataset, partition, held_out, recipe, treated)
+
+
+def _recipe(
+    dataset: Dataset, skew: SkewSpec, partition: Partition, how: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what makes the same federation again; empty where Python objects or another seed would be needed."""
+    if callable(skew) or not _is_made_again_by(dataset.recipe, how["split_seed"]):
+        return {}
+    settled = skews.as_table(skews.choose(skews.settle(skew, partition.settled)))
+    return {**dataset.recipe, "skew": settled, **how}
 
 
 def _check_clients(dataset: Dataset, clients: int | None) -> None:

@@ -244,9 +244,8 @@ def _most_clients(counts: Ints, clients: int, k: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         if _places(counts, middle) >= middle * k:
-            low, high = (middle, high)
+            low = middle
         else:
-            low = low
             high = middle - 1
     return low
 

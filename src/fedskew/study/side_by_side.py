@@ -13,7 +13,7 @@ from fedskew.engine.job import Updates
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Asked, Together
 from fedskew.runs.run import Run
-from fedskew.runs.runner import Advanced, Steps, alone, stopping
+from fedskew.runs.runner import Advanced, Steps, run_to_end, stopping
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 from fedskew.topology.parallel import Invited, ParallelRounds
@@ -57,10 +57,10 @@ class _Group:
             if stopped := self._go_on(number, partial(next, steps)):
                 raise stopped
             server = self.servers.get(number)
-            if server and not fits(server, next(iter(self.servers.values()))):
+            if server and not can_share_a_stack(server, next(iter(self.servers.values()))):
                 del self.servers[number]
                 try:
-                    self.ended[number] = alone(steps, server)
+                    self.ended[number] = run_to_end(steps, server)
                 except DivergedError as problem:
                     self.ended[number] = problem
         if self.servers:
@@ -119,7 +119,7 @@ def _most(server: Server) -> int:
     return max(1, _MEMORY // (stores + size_in_bytes({"": server.state.model()})))
 
 
-def fits(server: Server, first: Server | None = None) -> bool:
+def can_share_a_stack(server: Server, first: Server | None = None) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
     first = first or server
     if (

@@ -26,7 +26,7 @@ from fedskew.study.jobs import Tell, in_processes
 from fedskew.study.member import Member
 from fedskew.study.overview import overview
 from fedskew.study.partitions import Partitions
-from fedskew.study.side_by_side import fits, side_by_side
+from fedskew.study.side_by_side import can_share_a_stack, side_by_side
 from fedskew.study.study_folder import Study, named_in_errors
 
 FAILED = "failed.json"
@@ -178,7 +178,7 @@ def _gain_from_a_stack(member: Member, partitions: Partitions) -> bool:
         fed = partitions.of(experiment)
         method = resolve(experiment.algorithm)
         server, _ = prepare(fed, experiment.model, method, experiment.settings())
-        return fits(server)
+        return can_share_a_stack(server)
 
 
 def _run_one(work: _Work, tell: Tell) -> dict[str, Row]:

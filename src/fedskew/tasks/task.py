@@ -97,12 +97,7 @@ class Task:
     ) -> None:
         if target not in _TARGETS:
             raise unknown("target of a task", str(target), _TARGETS)
-        if outputs is not None and (
-            isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1
-        ):
-            raise FedskewError(
-                f"task: outputs={outputs!r} is not a whole number from 1: give one, or None"
-            )
+        _check_outputs(outputs)
         if (row_metric is None) != (row_score is None):
             raise FedskewError(
                 "task: row_metric (a name) and row_score (a function) go together: give both or neither"
@@ -111,20 +106,17 @@ class Task:
             raise FedskewError(
                 'task: metrics needs at least one function by its name: metrics={"name": function}'
             )
-        for name in [*metrics, *([] if row_metric is None else [row_metric])]:
-            if not isinstance(name, str) or not name.isidentifier() or name == "loss":
-                raise FedskewError(
-                    f"task: {name!r} cannot name a metric: use letters, digits and _; loss is reported anyway"
-                )
-        given = {"loss": loss, "row_score": row_score, "predict": predict}
-        for name, function in [
-            *given.items(),
-            *((f"metric {name}", metric) for name, metric in metrics.items()),
-        ]:
-            if not callable(function) and (
-                function is not None or name not in ("row_score", "predict")
-            ):
-                raise FedskewError(f"task: {name} is {function!r}, not a function")
+        for name in metrics:
+            _check_metric_name(name)
+        if row_metric is not None:
+            _check_metric_name(row_metric)
+        _check_function("loss", loss)
+        if row_score is not None:
+            _check_function("row_score", row_score)
+        if predict is not None:
+            _check_function("predict", predict)
+        for name, metric in metrics.items():
+            _check_function(f"metric {name}", metric)
         self.target, self.outputs = target, outputs
         self.row_metric = row_metric
         self.higher_is_better = higher_is_better
@@ -404,6 +396,27 @@ class BuiltIn(Task):
             raise FedskewError(
                 f"task {self.label()}: class_weights has {len(weights)} numbers for {classes} {what}: give one for each"
             )
+
+
+def _check_outputs(outputs: Any) -> None:
+    if outputs is None:
+        return
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+        raise FedskewError(
+            f"task: outputs={outputs!r} is not a whole number from 1: give one, or None"
+        )
+
+
+def _check_metric_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name == "loss":
+        raise FedskewError(
+            f"task: {name!r} cannot name a metric: use letters, digits and _; loss is reported anyway"
+        )
+
+
+def _check_function(name: str, function: Any) -> None:
+    if not callable(function):
+        raise FedskewError(f"task: {name} is {function!r}, not a function")
 
 
 tasks: Registry[type[Task]] = Registry("task", "fedskew.tasks")

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.algorithms.selection import RECORDS, ClientPool, Standing
+from fedskew.algorithms.selection import RECORDS, ClientPool, SelectionTotals
 from fedskew.core.streams import Floats, Ints
 from fedskew.fleet.availability import Members
 
@@ -54,7 +54,7 @@ class Records:
         self._whole = {name: np.zeros(blocks * _BLOCK, dtype=kinds[name]) for name in RECORDS}
         self.arrays = {name: values[:clients] for name, values in self._whole.items()}
         nobody = vars(self._of(np.zeros(1, dtype=np.int64)))
-        self._blocks = Standing(
+        self._blocks = SelectionTotals(
             **{name: np.repeat(value, blocks) for name, value in nobody.items()}
         )
         self._changed = np.zeros(blocks, dtype=bool)
@@ -66,7 +66,7 @@ class Records:
             self.arrays[name][clients] += values
         self._changed[clients // _BLOCK] = True
 
-    def standing(self) -> Standing:
+    def standing(self) -> SelectionTotals:
         """Return the standing of all clients."""
         blocks = np.flatnonzero(self._changed)
         if len(blocks):
@@ -76,12 +76,14 @@ class Records:
             self._all = self._together()
         return self._all
 
-    def _together(self) -> Standing:
+    def _together(self) -> SelectionTotals:
         combine = {"shortest": np.min, "longest": np.max}
         together = {}
         for name, values in vars(self._blocks).items():
             together[name] = combine.get(name, np.sum)(values)
-        return Standing(**together)
+        return SelectionTotals(**together)
 
-    def _of(self, blocks: Ints) -> Standing:
-        return Standing.of(*(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS))
+    def _of(self, blocks: Ints) -> SelectionTotals:
+        return SelectionTotals.of(
+            *(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS)
+        )
