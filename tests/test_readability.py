@@ -5,7 +5,6 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -34,18 +33,40 @@ def tool() -> ModuleType:
 def test_what_is_counted(tool: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(DENSE)
     assert tool.figures_of([tmp_path / "a.py"]) == {
-        "conditional expressions": 50.0,
-        "comprehensions": 50.0,
-        "complex functions": 0.0,
+        "functions": 2,
+        "conditional expressions": 1,
+        "comprehensions": 1,
+        "complex functions": 0,
         "highest complexity": 4,
     }
 
 
-def recorded(tool: ModuleType, path: Path, **changed: float) -> dict[str, Any]:
-    figures = {room: tool.figures_of(files) for room, files in tool.rooms().items()}
-    figures["core"] |= changed
-    path.write_text(json.dumps(figures))
-    return figures
+BEFORE = {
+    "functions": 10,
+    "conditional expressions": 2,
+    "comprehensions": 5,
+    "complex functions": 0,
+    "highest complexity": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "problems"),
+    [
+        ({}, []),
+        ({"functions": 9}, []),  # a function that nobody used has gone
+        ({"functions": 20, "comprehensions": 10}, []),
+        ({"comprehensions": 6}, ["6 comprehensions in 10 functions"]),
+        (
+            {"functions": 11, "conditional expressions": 3},
+            ["3 conditional expressions in 11 functions"],
+        ),
+        ({"highest complexity": 10}, []),
+        ({"highest complexity": 11}, ["a function of complexity 11"]),
+    ],
+)
+def test_what_is_denser(tool: ModuleType, changed: dict[str, int], problems: list[str]) -> None:
+    assert tool.denser({**BEFORE, **changed}, BEFORE) == problems
 
 
 def test_a_denser_room_fails(
@@ -54,21 +75,14 @@ def test_a_denser_room_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(tool, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr("sys.argv", ["readability"])
-    recorded(tool, tmp_path / "record.json")
-    assert tool.main() == 0
-    recorded(tool, tmp_path / "record.json", comprehensions=0.1)
-    assert tool.main() == 1
-    assert "core: comprehensions" in capsys.readouterr().err
-
-
-def test_recorded_figures_only_fall(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool, "RECORD", tmp_path / "record.json")
+    figures = {room: tool.figures_of(files) for room, files in tool.rooms().items()}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps(figures))
+    monkeypatch.setattr(tool, "RECORD", record)
     monkeypatch.setattr("sys.argv", ["readability", "--write"])
-    now = recorded(tool, tmp_path / "record.json")["core"]["comprehensions"]
-    recorded(tool, tmp_path / "record.json", comprehensions=999.0)
     assert tool.main() == 0
-    assert json.loads((tmp_path / "record.json").read_text())["core"]["comprehensions"] == now
+    figures["core"]["comprehensions"] = 0
+    record.write_text(json.dumps(figures))
+    assert tool.main() == 1
+    assert "core has" in capsys.readouterr().err
+    assert json.loads(record.read_text()) == figures

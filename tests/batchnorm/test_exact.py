@@ -5,7 +5,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from fedskew.batchnorm.exact import (
     Party,
     bn_bytes,
     step_bytes,
-    synchronous_step,
 )
 from fedskew.batchnorm.turns import in_turn
 from fedskew.core.errors import FedskewError
@@ -134,7 +132,7 @@ def test_parties_take_the_central_step(name: str, sizes: Sequence[int]):
         logits = central(x)
         loss = F.cross_entropy(logits, y)
         wanted = torch.autograd.grad(loss, list(weights.values()))
-        done = synchronous_step(federated, tensors, batches)
+        done = Parties(federated).step(tensors, batches)
         assert list(done.grads) == list(weights)
         for grad, expected in zip(done.grads.values(), wanted, strict=True):
             close(grad, expected)
@@ -158,7 +156,7 @@ def test_in_float32_a_large_mean_does_not_drown_a_small_spread():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     rows = torch.tensor([[0.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0]])
     batches = [(1e4 + rows[:1], torch.tensor([0])), (1e4 + rows[1:], torch.tensor([1, 2, 0]))]
-    found = synchronous_step(model, state_of(model), batches).buffers["0.running_var"]
+    found = Parties(model).step(state_of(model), batches).buffers["0.running_var"]
     # Squares around 1e8 would be off by 8
     torch.testing.assert_close(found, 0.9 + 0.1 * rows.var(0))
 
@@ -166,8 +164,8 @@ def test_in_float32_a_large_mean_does_not_drown_a_small_spread():
 def test_the_order_of_parties_does_not_matter():
     model, shape = model_of("resnet9")
     batches = batches_of(shape, (3, 1, 2), 0)
-    first = synchronous_step(model, state_of(model), batches)
-    second = synchronous_step(model, state_of(model), [batches[i] for i in (2, 0, 1)])
+    first = Parties(model).step(state_of(model), batches)
+    second = Parties(model).step(state_of(model), [batches[i] for i in (2, 0, 1)])
     for left, right in ((first.grads, second.grads), (first.buffers, second.buffers)):
         for key, value in left.items():
             close(value, right[key])
@@ -192,9 +190,7 @@ def test_parties_that_are_kept_take_the_same_steps_as_new_ones(name: str):
     kept, tensors = Parties(model), state_of(model)
     for number, sizes in enumerate(([3, 2], [2, 4, 1], [5])):
         batches = batches_of(shape, sizes, seed=number)
-        found, wanted = (
-            take(tensors, batches) for take in (kept.step, partial(synchronous_step, model))
-        )
+        found, wanted = (take(tensors, batches) for take in (kept.step, Parties(model).step))
         for left, right in ((found.grads, wanted.grads), (found.buffers, wanted.buffers)):
             assert all(torch.equal(left[key], right[key]) for key in right)
         assert (found.bytes_up, found.bytes_down, found.scores) == (
@@ -217,7 +213,7 @@ def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
     runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        runs.append(synchronous_step(model, tensors, batches))
+        runs.append(Parties(model).step(tensors, batches))
     assert all(torch.equal(runs[0].grads[key], runs[1].grads[key]) for key in runs[0].grads)
     assert all(torch.equal(tensors[key], before[key]) for key in before)
 
@@ -244,7 +240,7 @@ def test_the_layer_has_the_gradient_that_finite_differences_find(shape: tuple[in
 def test_finite_differences_through_three_parties():
     model, shape = model_of("nested")
     tensors, batches = state_of(model), batches_of(shape, (2, 1, 3), 0)
-    grads = synchronous_step(model, tensors, batches).grads
+    grads = Parties(model).step(tensors, batches).grads
     for name, at in (
         ("inner.0.weight", (1, 2)),
         ("inner.1.0.weight", (3,)),
@@ -255,7 +251,7 @@ def test_finite_differences_through_three_parties():
         for step in (1e-6, -1e-6):
             moved = tensors[name].clone()
             moved[at] += step
-            ends.append(synchronous_step(model, {**tensors, name: moved}, batches).loss_sum / 6)
+            ends.append(Parties(model).step({**tensors, name: moved}, batches).loss_sum / 6)
         assert float(grads[name][at]) == pytest.approx(float((ends[0] - ends[1]) / 2e-6), abs=1e-7)
 
 
@@ -265,7 +261,7 @@ def test_finite_differences_through_three_parties():
 def test_bytes_by_hand():
     model = dense().float()  # Linear(6, 5), BatchNorm1d(5), Linear(5, 3)
     batches = [(x.float(), y) for x, y in batches_of((6,), (2, 1, 4), 0)]
-    done = synchronous_step(model, state_of(model), batches)
+    done = Parties(model).step(state_of(model), batches)
     # Frames: 24 bytes, 4 an axis, 4 a number. BatchNorm: 5 and 5 numbers in one axis, 2 x 5 in two.
     norm = 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 10)
     weights = (
@@ -316,7 +312,7 @@ def test_a_layer_that_is_named_twice_is_counted_twice():
     assert bn_bytes(model, torch.float64) == 2 * bn_bytes(layer, torch.float64)
     batches = [(x.float(), y) for x, y in batches_of((3,), (2, 3), 0)]
     assert (
-        synchronous_step(model, state_of(model), batches).bytes_up
+        Parties(model).step(state_of(model), batches).bytes_up
         == 2 * step_bytes(model, torch.float32)[0]
     )
 
@@ -471,10 +467,10 @@ def test_a_party_that_ends_early_is_missed():
 def test_one_row_in_all_is_refused_and_so_is_none():
     model, shape = model_of("dense")
     with pytest.raises(FedskewError, match="BatchNorm cannot normalise 1 values a channel"):
-        synchronous_step(model, state_of(model), batches_of(shape, (1,), 0))
+        Parties(model).step(state_of(model), batches_of(shape, (1,), 0))
     for batches in ([], batches_of(shape, (0, 0), 0)):
         with pytest.raises(FedskewError, match="without a row"):
-            synchronous_step(model, state_of(model), batches)
+            Parties(model).step(state_of(model), batches)
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -504,7 +500,7 @@ def test_an_exception_in_a_party_ends_all_at_once(where: str):
     ).double()
     before, began = threading.active_count(), time.monotonic()
     with pytest.raises(ZeroDivisionError, match="in the second party"):
-        synchronous_step(model, state_of(model), batches_of((6,), (2, 3, 4), 0))
+        Parties(model).step(state_of(model), batches_of((6,), (2, 3, 4), 0))
     assert threading.active_count() == before
     assert time.monotonic() - began < 5
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from fedskew.batchnorm.exact import Hub, Party, presence, step_bytes, synchronous_step
+from fedskew.batchnorm.exact import Hub, Parties, Party, presence, step_bytes
 from fedskew.batchnorm.turns import in_turn
 from fedskew.core.errors import FedskewError
 from fedskew.label_privacy.secure_sum import Dealer, Masks, opened
@@ -99,8 +99,8 @@ def test_numbers_of_any_shape(shape: tuple[int, ...]):
 def test_a_step_with_secure_sums_is_the_step(name: str):
     model = build(name, (6,), 3, seed=0).double()
     batches = [(x.double(), y) for x, y in batches_of((4, 1, 3))]
-    plain = synchronous_step(model, state_of(model), batches)
-    secret = synchronous_step(model, state_of(model), batches, ends([2, 5, 7]))
+    plain = Parties(model).step(state_of(model), batches)
+    secret = Parties(model).step(state_of(model), batches, ends([2, 5, 7]))
     for one, other in ((plain.grads, secret.grads), (plain.buffers, secret.buffers)):
         for key, value in one.items():
             torch.testing.assert_close(other[key], value, rtol=0, atol=1e-7)
@@ -167,8 +167,8 @@ def test_without_one_of_its_clients_a_step_is_not_opened_and_the_next_one_is():
     # Opened all the same, as if there had been two, it is noise.
     hub = Hub(model, state_of(model), 2, 0, presence([0, 1], CLIENTS))
     assert max(float(value.abs().max()) for value in hub.finish(last[:2]).grads.values()) > 1000
-    after = synchronous_step(model, state_of(model), batches[:2], masks[:2], step=1)
-    wanted = synchronous_step(model, state_of(model), batches[:2])
+    after = Parties(model).step(state_of(model), batches[:2], masks[:2], step=1)
+    wanted = Parties(model).step(state_of(model), batches[:2])
     for name, value in wanted.grads.items():
         torch.testing.assert_close(after.grads[name], value)
 
@@ -212,7 +212,7 @@ def test_refused(present: list[int], value: float, words: str):
 
 def test_bytes_by_hand():
     model = dense()
-    done = synchronous_step(model, state_of(model), batches_of((2, 1, 4)), ends([0, 1, 2]))
+    done = Parties(model).step(state_of(model), batches_of((2, 1, 4)), ends([0, 1, 2]))
     norm_down = 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 10)
     norm_up = 2 * (24 + 4 + 8 * 5) + (24 + 8 + 8 * 10)
     heads, numbers = 2 * (24 + 8) + 4 * (24 + 4), 30 + 5 + 5 + 5 + 15 + 3

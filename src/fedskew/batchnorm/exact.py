@@ -58,18 +58,6 @@ class SynchronousStep(NamedTuple):
     scores: list[tuple[float, float]]  # summed loss and score of each party; none with secure sums
 
 
-def synchronous_step(
-    model: nn.Module,
-    tensors: Tensors,
-    batches: Sequence[tuple[Tensor, Tensor]],
-    masks: Sequence[Masks] | None = None,
-    step: int = 0,
-    task: Task = CLASSIFICATION,
-) -> SynchronousStep:
-    """Run one step of parties that have these batches (x, y); see ``Parties``, which takes many steps."""
-    return Parties(model, task).step(tensors, batches, masks, step)
-
-
 def presence(parties: Sequence[int], clients: int) -> Tensor:
     """Return which of all clients take part in a step, one bit each.
 
