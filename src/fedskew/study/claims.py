@@ -29,14 +29,14 @@ class Judged:
 
 
 def runs_without_number(method: str, runs: int, places: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what is to be said of the runs of a method without a number, given their places by reason.
+    """Return a line for every reason why runs of a method have no number; ``places`` are these runs by reason.
 
     >>> runs_without_number("new", 6, {"diverged": ["a seed 1"]})
     ['new: diverged in 1 of 6 runs (a seed 1)']
     """
     lines = []
-    for why, some in places.items():
-        lines.append(f"{method}: {why} in {len(some)} of {runs} runs ({', '.join(some)})")
+    for reason, where in places.items():
+        lines.append(f"{method}: {reason} in {len(where)} of {runs} runs ({', '.join(where)})")
     return lines
 
 
@@ -82,32 +82,33 @@ class Superiority:
     @property
     def compared(self) -> list[Contrast]:
         """Return the contrasts with at least one seed."""
-        return [one for one in self.contrasts if one.differences]
+        return [contrast for contrast in self.contrasts if contrast.differences]
 
     @property
     def incomparable(self) -> list[str]:
         """Return the rivals that were run, but in no seed with a number of both."""
-        found = []
-        for one in self.contrasts:
-            if not one.differences and not one.unmeasured:
-                found.append(one.rival)
-        return found
+        rivals = []
+        for contrast in self.contrasts:
+            if not contrast.differences and not contrast.unmeasured:
+                rivals.append(contrast.rival)
+        return rivals
 
     @property
     def complete(self) -> bool:
         """Return whether the method was compared with all rivals, in all cases and with enough seeds."""
-        whole = all(one.complete for one in self.contrasts)
-        return whole and not self.absent and self.all_cases
+        every_contrast = all(contrast.complete for contrast in self.contrasts)
+        return every_contrast and not self.absent and self.all_cases
 
     def points_that_way(self) -> bool:
         """Return whether every mean difference is in favour of the method."""
-        return all(fmean(one.differences) > _ROUNDING - self.tolerance for one in self.compared)
+        bound = _ROUNDING - self.tolerance
+        return all(fmean(contrast.differences) > bound for contrast in self.compared)
 
     def lines(self) -> tuple[str, ...]:
         """Return the numbers in words."""
         lines = list(self.without_number)
-        for one in self.contrasts:
-            lines.append(one.text(self.digits + 1))
+        for contrast in self.contrasts:
+            lines.append(contrast.text(self.digits + 1))
         for rival in self.absent:
             lines.append(f"against {rival}: left out of this version of the table")
         return (*lines, *self.rivals_without_number)
@@ -138,31 +139,31 @@ def judge_better(claim: Superiority) -> Judged:
 
 
 def _what_speaks_against(claim: Superiority) -> str:
-    """Return against which rivals the interval is not on the side of the method; nothing if there are none."""
-    better, level, worse = [], [], []
-    for one in claim.contrasts:
-        if not one.complete:
+    """Say against which rivals the method is worse or no better beyond noise; empty if it is better than all."""
+    beaten, undecided, ahead = [], [], []
+    for contrast in claim.contrasts:
+        if not contrast.complete:
             continue
-        low, high = one.interval
+        low, high = contrast.interval
         if low > _ROUNDING - claim.tolerance:
-            better.append(one.rival)
+            beaten.append(contrast.rival)
         elif high < -_ROUNDING - claim.tolerance:
-            worse.append(one.rival)
+            ahead.append(contrast.rival)
         else:
-            level.append(one.rival)
-    if worse:
-        return f"reversed against {', '.join(worse)}"
-    if not level:
+            undecided.append(contrast.rival)
+    if ahead:
+        return f"reversed against {', '.join(ahead)}"
+    if not undecided:
         return ""
-    no_difference = f"no difference beyond noise to {', '.join(level)}"
-    if better:
-        return f"mixed, better than {', '.join(better)}, {no_difference}"
+    no_difference = f"no difference beyond noise to {', '.join(undecided)}"
+    if beaten:
+        return f"mixed, better than {', '.join(beaten)}, {no_difference}"
     return no_difference
 
 
 def _what_is_missing(claim: Superiority) -> str:
     """Return why the mean differences only point in a direction."""
-    if any(len(one.differences) < FEWEST_BLOCKS for one in claim.compared):
+    if any(len(contrast.differences) < FEWEST_BLOCKS for contrast in claim.compared):
         return f"fewer than {FEWEST_BLOCKS} seeds"
     return "not everything is measured"
 
@@ -246,7 +247,7 @@ def _too_few(level: Level, needed: int) -> bool:
 
 
 def _judge_level(level: Level, lines: Sequence[str], reason: str = "") -> Judged:
-    """Return the verdict on means that do not fit the claim for this reason, or that fit."""
+    """Return the verdict; ``reason`` says why the means contradict the claim, and is empty if they fit it."""
     texts = (*level.without_number, *lines)
     if reason:
         return Judged("not held", reason, texts)

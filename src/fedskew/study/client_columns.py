@@ -12,8 +12,8 @@ from fedskew.runs.folder import RunFolder
 from fedskew.study.run_curves import Columns
 
 PROFILE = ("score", "entropy", "reliability", "speed", "consistency")  # of clients, in 0 … 1
-# Over the clients of a round
-_SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")
+_SUMMED = ("vulnerable", "hostile")  # flags: a round shows how many of its clients have them
+_SPREAD = ("variance", "staleness")  # a round shows their mean and their maximum over its clients
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class ClientColumns:
         """Return the numbers over the clients of a round: by title, the column and what is done with it."""
         if not (self.disk.path / on_disk.CLIENTS).exists():
             return {}
-        there = set(self.disk.header(on_disk.CLIENTS))
-        wanted = [(f"{name} clients", name, "sum") for name in _SUMS]
-        wanted += [(f"mean {name}", name, "mean") for name in (*PROFILE, *_SPREADS)]
-        wanted += [(f"largest {name}", name, "max") for name in _SPREADS]
-        found = {}
+        recorded = set(self.disk.header(on_disk.CLIENTS))
+        wanted = [(f"{name} clients", name, "sum") for name in _SUMMED]
+        wanted += [(f"mean {name}", name, "mean") for name in (*PROFILE, *_SPREAD)]
+        wanted += [(f"largest {name}", name, "max") for name in _SPREAD]
+        titles = {}
         for title, name, how in wanted:
-            if name in there:
-                found[title] = (name, how)
-        return found
+            if name in recorded:
+                titles[title] = (name, how)
+        return titles
 
     @cached_property
     def columns(self) -> dict[str, Floats]:
@@ -48,12 +48,13 @@ class ClientColumns:
 
     def over_rounds(self, rounds: Sequence[int]) -> Columns:
         """Return sums, means and maxima over the clients of each round, of the columns that the method has."""
-        found: Columns = {}
+        by_title: Columns = {}
         for title, (column, how) in self.titles.items():
-            found[title] = self._over_rounds(column, how, rounds)
-        return found
+            by_title[title] = self._one_per_round(column, how, rounds)
+        return by_title
 
-    def _over_rounds(self, column: str, how: str, rounds: Sequence[int]) -> list[float | None]:
+    def _one_per_round(self, column: str, how: str, rounds: Sequence[int]) -> list[float | None]:
+        """Return the sum, mean or maximum of a column in each round; None where no client has a number."""
         values = self.columns[column]
         known = np.isfinite(values)
         values = values[known]
@@ -66,7 +67,7 @@ class ClientColumns:
             numbers = np.bincount(at, values, minlength=len(rounds))
         if how == "mean":
             numbers = numbers / np.maximum(counts, 1)
-        found: list[float | None] = numbers.tolist()
+        per_round: list[float | None] = numbers.tolist()
         for place in np.flatnonzero(counts == 0):
-            found[place] = None
-        return found
+            per_round[place] = None
+        return per_round

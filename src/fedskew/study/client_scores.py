@@ -14,7 +14,10 @@ LISTED = 10  # clients that are named as left behind
 
 @dataclass(frozen=True)
 class ClientScores:
-    """One row per client about its model at the end; ``metric`` decides, and ``sign`` is -1 where low is good."""
+    """One row per client about its model at the end.
+
+    ``decides`` is the metric that methods are compared by; ``sign`` is -1 where low values of it are good.
+    """
 
     rows: Sequence[Row]
     decides: str
@@ -45,4 +48,5 @@ class ClientScores:
         metric = str(self.metric)
         low_is_good = metric == "loss" or (metric == self.decides and self.sign < 0)
         ordered = sorted(self._scored(metric), key=lambda row: row[metric], reverse=low_is_good)
-        return ordered[: min(-(-len(ordered) // 4), LISTED)]
+        quarter = -(-len(ordered) // 4)  # rounded up
+        return ordered[: min(quarter, LISTED)]

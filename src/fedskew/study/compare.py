@@ -105,7 +105,8 @@ def compare_finished(
         return Outcome(own, {}, found)
     sought = found.rows.target  # refuses a target that no run has followed
     out.mkdir(parents=True, exist_ok=True)
-    if sought and found.rows.asked and found.rows.given and out == own:
+    has_new_target = sought and found.rows.given
+    if has_new_target and found.rows.asked and out == own:
         record_target(out, found.rows.asked)
     write(found, out)
     return Outcome(out, {}, found)
@@ -119,13 +120,13 @@ def own_folder(folders: Sequence[Path]) -> Path | None:
 
 
 def folders_of(given: Sequence[Any]) -> list[Path]:
-    """Return the folders of runs, which are given as such or as runs; several may be in one list."""
+    """Return the folders of runs; each run is given by its folder or as a ``Run``, alone or in a list."""
     places = []
-    for some in given:
-        if isinstance(some, (list, tuple)):
-            places += [_folder_of(one) for one in some]
+    for argument in given:
+        if isinstance(argument, (list, tuple)):
+            places += [_folder_of(run) for run in argument]
         else:
-            places.append(_folder_of(some))
+            places.append(_folder_of(argument))
     if not places:
         raise FedskewError(
             "compare([]) has no run: give folders of finished runs, or settings by name"
@@ -134,7 +135,7 @@ def folders_of(given: Sequence[Any]) -> list[Path]:
 
 
 def _folder_of(given: Any) -> Path:
-    """Return the folder of a run, given as such or as the run."""
+    """Return the folder of a run that is given by its folder or as a ``Run``."""
     if isinstance(given, Run):
         if given.folder is None:
             raise FedskewError("compare needs folders of finished runs, got Run without a folder")

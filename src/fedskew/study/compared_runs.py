@@ -29,7 +29,7 @@ _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
     "tensorboard", "mlflow", "wandb",
 }  # fmt: skip
-# Not the method's
+# Settings of the data and the clients, which a method does not choose
 _CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}
 _TITLED = 4  # methods or data sets in a title
 _SAID = 6  # methods in the sentence about a chart
@@ -65,18 +65,17 @@ class Compared:
 
     @cached_property
     def _different(self) -> dict[str, str | None]:
-        """The settings in which runs differ, beside method and seed, with the value of most runs."""
-        result: dict[str, str | None] = {}
-        for name in dict.fromkeys(name for one in self.settings for name in one.values):
-            (value, count), *others = Counter(
-                str(one.values.get(name)) for one in self.settings
-            ).most_common()
-            if others and name not in _NOT_NAMED:
-                if 2 * count > len(self.settings):
-                    result[name] = value
-                else:
-                    result[name] = None
-        return result
+        """The settings in which runs differ, beside method and seed, with the value of most runs; None without one."""
+        usual: dict[str, str | None] = {}
+        for name in dict.fromkeys(name for setting in self.settings for name in setting.values):
+            values = Counter(str(setting.values.get(name)) for setting in self.settings)
+            if len(values) == 1 or name in _NOT_NAMED:
+                continue
+            usual[name] = None
+            value, count = values.most_common(1)[0]
+            if 2 * count > len(self.settings):
+                usual[name] = value
+        return usual
 
     @property
     def different_settings(self) -> list[str]:
@@ -101,19 +100,19 @@ class Compared:
         return ", ".join([self._algorithm(one), *named])
 
     def _algorithm(self, one: Setting) -> str:
-        """Return the method of a run with the options that some run of that method was given."""
-        options = [(name, one.options.get(name)) for name in self._options[one.method]]
-        if " + " in one.method or None in (value for _, value in options):
+        """Return the method of a run with every option that any run of that method was given."""
+        options = {name: one.options.get(name) for name in self._options[one.method]}
+        if " + " in one.method or None in options.values():
             return one.algorithm
-        return str(Choice(one.method, dict(options)))
+        return str(Choice(one.method, options))
 
     @cached_property
     def _options(self) -> dict[str, list[str]]:
-        """The options of every method that some run was given."""
-        found: dict[str, dict[str, None]] = {}
-        for one in self.settings:
-            found.setdefault(one.method, {}).update(dict.fromkeys(one.given_options))
-        return {method: list(names) for method, names in found.items()}
+        """The names of the options that any run was given, by method."""
+        given: dict[str, dict[str, None]] = {}
+        for setting in self.settings:
+            given.setdefault(setting.method, {}).update(dict.fromkeys(setting.given_options))
+        return {method: list(names) for method, names in given.items()}
 
     @property
     def title(self) -> str:
@@ -132,14 +131,15 @@ class Compared:
 
     @cached_property
     def panels(self) -> dict[str, dict[str, str]]:
-        """Return the labels of the runs under the same conditions, with what they are called beside these."""
-        result: dict[str, dict[str, str]] = {}
-        for _, setting in zip(self.runs, self.settings, strict=False):
+        """Return a panel for every set of conditions: the labels of its runs, each with its short form in the panel."""
+        panels: dict[str, dict[str, str]] = {}
+        for setting in self.settings[: len(self.runs)]:
             title = ", ".join(
                 f"{name} {setting.values.get(name)}" for name in self.different_conditions
             )
-            result.setdefault(title, {})[self.label_of(setting)] = self.label_of(setting, False)
-        return result
+            panel = panels.setdefault(title, {})
+            panel[self.label_of(setting)] = self.label_of(setting, conditions=False)
+        return panels
 
     @cached_property
     def _units(self) -> tuple[str, str]:
@@ -234,26 +234,24 @@ class Compared:
 
     def counted_once(self) -> list[str]:
         """Return a warning about runs that were given twice, if any was."""
+        if not self.twice:
+            return []
+        names = ", ".join(self.twice[:_SAID])
         if len(self.twice) > _SAID:
-            more = f" and {len(self.twice) - _SAID} more"
-        else:
-            more = ""
-        names = ", ".join(self.twice[:_SAID]) + more
-        if self.twice:
-            return [f"{names}: the same method, settings and seed as another run, counted once"]
-        return []
+            names += f" and {len(self.twice) - _SAID} more"
+        return [f"{names}: the same method, settings and seed as another run, counted once"]
 
     def common(self) -> dict[str, Any]:
         """Return the settings that all runs share."""
         skipped = {*self._different, "algorithm", "seed"}
-        first = self.runs[0].record.config
-        result: dict[str, Any] = {}
-        for name, value in first.items():
-            if name not in skipped and all(
-                run.record.config.get(name) == value for run in self.runs
-            ):
-                result[name] = value
-        return result
+        configs = [run.record.config for run in self.runs]
+        shared: dict[str, Any] = {}
+        for name, value in configs[0].items():
+            if name in skipped:
+                continue
+            if all(config.get(name) == value for config in configs):
+                shared[name] = value
+        return shared
 
 
 def _some_of(names: Sequence[str]) -> str:
@@ -264,7 +262,7 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def _over_seeds(name: str, curves: Sequence[Sequence[float | None]], at: Ints) -> Columns:
-    """Return the mean of a curve over seeds in some rounds and, of several seeds, mean ± standard deviation."""
+    """Return the mean of a curve over seeds in the rounds ``at`` and, with several seeds, mean ± standard deviation."""
     means: list[float | None] = []
     low: list[float | None] = []
     high: list[float | None] = []
@@ -332,9 +330,9 @@ def _refuse_several_tasks(runs: Iterable[RunData]) -> None:
 
 
 def _identity(setting: Setting, run: RunData | None = None) -> str:
-    """Return what is the same of two runs only if one of them tells nothing new.
+    """Return a text that two runs have in common only if they are the same run, given twice.
 
-    Python objects are not written down whole, so that runs with one of them must have the same curves as well.
+    A configuration does not record a Python object whole, so runs with such an object must have equal curves as well.
     """
     values = {}
     for name, value in setting.values.items():

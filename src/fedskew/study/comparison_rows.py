@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -17,14 +17,15 @@ from fedskew.study.setting import Setting
 from fedskew.study.target_score import Target
 
 SHARE = 0.9  # of the best mean, the target of a comparison that was given none
-BOUND = "central"  # what is shown beside methods and is none of them
+BOUND = "central"  # trains on all rows in one place: a bound, shown beside the methods
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row of the table: a method with its options, under some conditions, and its runs, of which some may be failed.
+    """A row of the table: a method with its options under some conditions, and its runs.
 
-    ``label`` is the same for all conditions.
+    ``label`` is the same for all conditions, ``rows`` are the runs that finished, and ``failed`` are the reasons of
+    those that failed.
     """
 
     label: str
@@ -42,6 +43,16 @@ class Configuration:
     def values(self, key: str) -> list[float]:
         """Return what the runs have of this number."""
         return [row[key] for row in self.rows if row.get(key) is not None]
+
+
+@dataclass(frozen=True)
+class _SameSetting:
+    """The runs of one configuration while they are collected."""
+
+    label: str
+    setting: Setting
+    rows: list[Row] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -91,25 +102,29 @@ class ComparisonRows:
     @cached_property
     def configurations(self) -> list[Configuration]:
         """Return the rows of the table, in the order of the runs."""
-        found: dict[tuple[str, ...], tuple[Setting, list[Row], list[str]]] = {}
+        collected: dict[tuple[str, ...], _SameSetting] = {}
 
-        def entry(one: Setting) -> tuple[Setting, list[Row], list[str]]:
-            conditions = [str(one.values.get(name)) for name in self.conditions]
-            return found.setdefault((self.runs.label_of(one, False), *conditions), (one, [], []))
+        def same_as(setting: Setting) -> _SameSetting:
+            label = self.runs.label_of(setting, conditions=False)
+            conditions = [str(setting.values.get(name)) for name in self.conditions]
+            return collected.setdefault((label, *conditions), _SameSetting(label, setting))
 
         finished = self.runs.settings[: len(self.runs.runs)]
-        for run, one in zip(self.runs.runs, finished, strict=True):
-            entry(one)[1].append(self._numbers(run, one))
+        for run, setting in zip(self.runs.runs, finished, strict=True):
+            same_as(setting).rows.append(self._numbers(run, setting))
         for broken in self.runs.failed:
-            entry(broken.setting)[2].append(broken.reason)
-        configurations = []
-        for (label, *_), (one, rows, failed) in found.items():
-            options = {name: one.options.get(name, one.values.get(name)) for name in self.options}
-            conditions = {name: one.values.get(name) for name in self.conditions}
-            configurations.append(
-                Configuration(label, one.method, options, conditions, rows, failed)
-            )
-        return configurations
+            same_as(broken.setting).failed.append(broken.reason)
+        return [self._configuration(same) for same in collected.values()]
+
+    def _configuration(self, same: _SameSetting) -> Configuration:
+        setting = same.setting
+        options = {}
+        for name in self.options:
+            options[name] = setting.options.get(name, setting.values.get(name))
+        conditions = {name: setting.values.get(name) for name in self.conditions}
+        return Configuration(
+            same.label, setting.method, options, conditions, same.rows, same.failed
+        )
 
     @cached_property
     def options(self) -> list[str]:
@@ -128,28 +143,28 @@ class ComparisonRows:
         row = {**summary, "bytes": summary["bytes_down"] + summary["bytes_up"]}
         conditions = [str(setting.values.get(name)) for name in self.conditions]
         row["block"] = (summary["seed"], setting.values.get("split_seed"), *conditions)
-        kind = ""
-        # Then the model that is used has another head than in the rounds
+        prefix = ""
+        # The head of the model in use was calibrated: the scores of the rounds are those of another head
         if f"calibrated_test_{metric}" in summary:
-            kind = "calibrated_"
+            prefix = "calibrated_"
             row[f"test_{metric}_best"] = summary.get(f"calibrated_test_{metric}_best")
         row[f"test_{metric}_last"] = _last(run, metric)
-        row[f"test_{metric}_at_best_validation"] = self._at_best_validation(run, kind)
+        row[f"test_{metric}_at_best_validation"] = self._at_best_validation(run, prefix)
         if self.target:
             row["rounds_to_target"], row["bytes_to_target"] = self._reached(run, self.target)
         return row
 
-    def _at_best_validation(self, run: RunData, kind: str) -> float | None:
+    def _at_best_validation(self, run: RunData, prefix: str) -> float | None:
         """Return the score on test rows in the first round that is best on validation rows."""
-        validation = run.rounds.get(f"{kind}validation_{self.metric}", [])
-        test = run.rounds.get(f"{kind}test_{self.metric}", [])
-        best, found = -math.inf, None
-        for followed, score in zip(validation, test, strict=False):
-            if followed is None or score is None:
+        on_validation = run.rounds.get(f"{prefix}validation_{self.metric}", [])
+        on_test = run.rounds.get(f"{prefix}test_{self.metric}", [])
+        best_validation, test_then = -math.inf, None
+        for validation, test in zip(on_validation, on_test, strict=False):
+            if validation is None or test is None:
                 continue
-            if found is None or self.sign * followed > best:
-                best, found = self.sign * followed, score
-        return found
+            if test_then is None or self.sign * validation > best_validation:
+                best_validation, test_then = self.sign * validation, test
+        return test_then
 
     def _reached(self, run: RunData, target: Target) -> tuple[int | None, int | None]:
         """Return the first round in which a run reached the target, and the bytes that had been sent by then."""
@@ -165,14 +180,13 @@ class ComparisonRows:
     @cached_property
     def client_rows(self) -> str:
         """Return the rows on which clients were scored, training ones if that is so in any run."""
-        summaries = [run.summary for run in self.runs.runs]
         names = (f"client_{self.metric}_rows", "client_accuracy_rows")
-        found = set()
-        for row in summaries:
+        kinds = set()
+        for run in self.runs.runs:
             for name in names:
-                if name in row:
-                    found.add(str(row[name]))
-        return max(found, default="its own rows")
+                if name in run.summary:
+                    kinds.add(str(run.summary[name]))
+        return max(kinds, default="its own rows")  # "training rows" is last in the alphabet
 
 
 def _curve(run: RunData, metric: str) -> list[float | None]:

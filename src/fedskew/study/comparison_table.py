@@ -91,34 +91,10 @@ class Comparison:
         """
         import pandas as pd
 
-        lines = []
-        for one in self.rows.configurations:
-            line: Row = {"method": one.method, **one.options, **one.conditions}
-            line |= {"seeds": len(one.rows), "failed": len(one.failed)}
-            for key in self.columns:
-                if one.values(key):
-                    mean, std = mean_and_std(one.values(key))
-                else:
-                    mean, std = (None, None)
-                line |= {key: mean, f"{key}_std": std}
-            if self.rows.target:
-                if one.has_shared_model:
-                    line["reached_target"] = len(one.values("rounds_to_target"))
-                else:
-                    line["reached_target"] = None
-            is_best = one.label == self.judgement.verdict.best
-            if is_best:
-                line["difference_to_best"] = 0.0
-            else:
-                line["difference_to_best"] = self._difference(one.label)
-            line["p_value"] = self.judgement.verdict.p_values.get(one.label)
-            line["winner"] = one.label == self.judgement.verdict.winner
-            lines.append(line)
-        frame = pd.DataFrame(lines)
+        frame = pd.DataFrame([self._record(one) for one in self.rows.configurations])
+        target = None
         if self.rows.target:
             target = f"{self.rows.target.metric}={self.rows.target.value:g}"
-        else:
-            target = None
         frame.attrs = {
             "target": target,
             "compared_by": self.judgement.score,
@@ -129,13 +105,33 @@ class Comparison:
         }
         return frame
 
-    def _difference(self, label: str) -> float | None:
-        """Return by how much the score of a method is above that of the best."""
-        found = self.judgement.verdict.differences.get(label)
-        # Never -0.0
-        if found is None:
+    def _record(self, one: Configuration) -> Row:
+        """Return the row of a configuration in the data frame."""
+        verdict = self.judgement.verdict
+        record: Row = {"method": one.method, **one.options, **one.conditions}
+        record |= {"seeds": len(one.rows), "failed": len(one.failed)}
+        for key in self.columns:
+            mean, std = None, None
+            if one.values(key):
+                mean, std = mean_and_std(one.values(key))
+            record |= {key: mean, f"{key}_std": std}
+        if self.rows.target:
+            record["reached_target"] = None
+            if one.has_shared_model:
+                record["reached_target"] = len(one.values("rounds_to_target"))
+        record["difference_to_best"] = self._difference_to_best(one.label)
+        record["p_value"] = verdict.p_values.get(one.label)
+        record["winner"] = one.label == verdict.winner
+        return record
+
+    def _difference_to_best(self, label: str) -> float | None:
+        """Return the score of a method minus that of the best one; None if no block has both."""
+        if label == self.judgement.verdict.best:
+            return 0.0
+        lead_of_best = self.judgement.verdict.differences.get(label)
+        if lead_of_best is None:
             return None
-        return -self.rows.sign * found + 0.0
+        return -self.rows.sign * lead_of_best + 0.0  # adding 0.0 turns -0.0 into 0.0
 
     def head(self) -> list[str]:
         """Return the titles of the columns for readers."""
@@ -144,7 +140,7 @@ class Comparison:
             *self.rows.options,
             *self.rows.conditions,
             "seeds",
-            *(look[0] for look in self.columns.values()),
+            *(title for title, _, _ in self.columns.values()),
             "p",
         ]
 
@@ -248,11 +244,10 @@ def _cell(one: Configuration, key: str, factor: float) -> str:
             return "not reached"
         return "–"
     mean, std = mean_and_std(values)
+    text = mean_with_std(mean, std)
     if key == "rounds_to_target" and len(values) < len(one.rows):
-        some = f" ({len(values)} of {len(one.rows)})"
-    else:
-        some = ""
-    return mean_with_std(mean, std) + some
+        text += f" ({len(values)} of {len(one.rows)})"
+    return text
 
 
 def mean_with_std(mean: float, std: float | None) -> str:
@@ -273,7 +268,10 @@ def mean_with_std(mean: float, std: float | None) -> str:
 
 
 def comparison(folders: Iterable[Path], target: "Target | str | float | None" = None) -> Comparison:
-    """Return the comparison of these runs; the folder of a comparison stands for all its runs, and has its target."""
+    """Return the comparison of these runs; the folder of a comparison stands for all its runs.
+
+    Without a target, the first one that a folder has recorded is taken.
+    """
     places = list(folders)
     asked = None
     if target is not None:

@@ -19,12 +19,12 @@ def seeds_of(given: Any) -> list[int]:
         raise FedskewError(
             f"seeds={given} may be one seed or so many: give [{given}], or range({given}) in Python"
         )
-    found = []
+    seeds = []
     if isinstance(given, Iterable):
-        found = list(given)
-    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
+        seeds = list(given)
+    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
         raise FedskewError(f"seeds={given!r} are not whole numbers, such as [0, 1, 2] or '0-4'")
-    return found
+    return seeds
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -35,11 +35,11 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not found or (found[2] and int(found[2]) < int(found[1])):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
             raise FedskewError(f"seeds {text!r}: {part!r} is not a number or a range such as 0-4")
-        first = int(found[1])
-        last = int(found[2] or found[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last - first >= MOST_SEEDS:
             raise FedskewError(
                 f"seeds {part}: that is more than a group holds, give at most {MOST_SEEDS:,} at a time"

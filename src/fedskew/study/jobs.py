@@ -23,7 +23,7 @@ _PATIENCE = 0.2  # seconds between two looks at whether a signal came
 
 
 def checked_jobs(given: Any, workers: Any) -> int:
-    """Return how many processes, if that is a number that can be, and the runs have no ``workers`` of their own."""
+    """Return the number of processes; one that cannot be, or ``workers`` beside several processes, is an error."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_JOBS:
         raise FedskewError(f"jobs={given!r} is not a whole number from 1 to {MOST_JOBS}")
     if given > 1 and workers is not None:
@@ -41,18 +41,18 @@ def in_processes(
     """
     pool = _Pool(work, tasks)
     try:
-        with stopping() as came:
+        with stopping() as signals:
             pool.start(min(jobs, len(tasks)))
             while pool.doing:
                 for pipe in wait(list(pool.doing), _PATIENCE):
                     assert isinstance(pipe, Connection)
-                    kind, content = _received(pipe, came)
+                    kind, content = _received(pipe, signals)
                     if kind == "told":
                         told(content)
                     else:
                         pool.ended(pipe, kind, content)
-                if came:
-                    raise Interrupted("interrupted", STOPS[came[0]])
+                if signals:
+                    raise Interrupted("interrupted", STOPS[signals[0]])
         return [pool.results[number] for number in range(len(tasks))]
     finally:
         pool.close()
@@ -64,7 +64,7 @@ class _Pool(Generic[Task, Result]):
     def __init__(self, work: Callable[[Task, Tell], Result], tasks: Sequence[Task]) -> None:
         self.work = work
         self.tasks = tasks
-        self.waiting = list(range(len(tasks)))[::-1]
+        self.waiting = list(range(len(tasks)))[::-1]  # numbers of tasks; the next one is the last
         self.results: dict[int, Result] = {}
         self.processes: dict[Connection, BaseProcess] = {}
         self.doing: dict[Connection, int] = {}  # the number of a task, by the pipe to its process
@@ -105,14 +105,14 @@ class _Pool(Generic[Task, Result]):
             process.join()
 
 
-def _received(pipe: Connection, came: Sequence[str]) -> tuple[str, Any]:
-    """Return what a process says; an error if it has ended, unless a signal ``came``, perhaps to all processes."""
+def _received(pipe: Connection, signals: Sequence[str]) -> tuple[str, Any]:
+    """Return the next message of a process; one that has ended was interrupted, if a signal came, or has failed."""
     try:
         kind, content = pipe.recv()
     except (EOFError, ConnectionError):
         time.sleep(_PATIENCE)  # the signal that has ended it may be on its way to this process
-        if came:
-            raise Interrupted("interrupted", STOPS[came[0]]) from None
+        if signals:
+            raise Interrupted("interrupted", STOPS[signals[0]]) from None
         raise FedskewError(
             "one of the jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
         ) from None
@@ -131,9 +131,8 @@ def _serve(
     def tell(content: Any) -> None:
         try:
             pipe.send(("told", content))
-        except (
-            ConnectionError
-        ):  # the first process has ended, or wants to: end the round, and make a checkpoint
+        except ConnectionError:
+            # The first process has ended or is about to: the run ends its round and makes a checkpoint
             os.kill(os.getpid(), signal.SIGTERM)
 
     while True:

@@ -20,10 +20,9 @@ class Judgement:
 
     @cached_property
     def competing(self) -> list[Configuration]:
-        """Return the configurations that may win: with all rows in one place it is no federated method, but a bound."""
-        return [
-            one for one in self.rows.configurations if one.method != BOUND
-        ] or self.rows.configurations
+        """Return the configurations that may win: all but the bound, unless there is nothing else."""
+        federated = [one for one in self.rows.configurations if one.method != BOUND]
+        return federated or self.rows.configurations
 
     @cached_property
     def score(self) -> str:
@@ -38,10 +37,10 @@ class Judgement:
 
     @property
     def score_said(self) -> str:
-        """Return that number, and the rows that it is of where these are the clients' own."""
-        return self.score + (
-            f" (on {self.rows.client_rows})" if self.score.startswith("client_") else ""
-        )
+        """Return the name of that number; for a score of the clients, also the rows that it is measured on."""
+        if self.score.startswith("client_"):
+            return f"{self.score} (on {self.rows.client_rows})"
+        return self.score
 
     @property
     def goal(self) -> str:
@@ -63,32 +62,34 @@ class Judgement:
 
     def without_shared_score(self) -> list[str]:
         """Return why cells of a shared model are empty."""
+        labels = []
         rows = []
         for one in self.rows.configurations:
             for row in one.rows:
-                rows.append((one.label, row))
-        return without_shared_score([label for label, _ in rows], [row for _, row in rows])
+                labels.append(one.label)
+                rows.append(row)
+        return without_shared_score(labels, rows)
 
     def cautions(self) -> list[str]:
-        """Return what is to be known before anything is made of the table."""
-        found = self.rows.runs.counted_once()
+        """Return what a reader should know before drawing conclusions from the table."""
+        cautions = self.rows.runs.counted_once()
         if self.on_training_rows:
-            found.append(
+            cautions.append(
                 "methods are compared on training rows, which say little of other rows: hold some out at every client "
                 "(client_test=0.2)"
             )
-        return found
+        return cautions
 
     @cached_property
     def scores(self) -> Scores:
-        """Return the scores of every method by block, with the sign by which more is better."""
-        found: dict[str, dict[Hashable, float]] = {}
+        """Return the scores of every method by block, with their sign turned where low is good: more is better."""
+        scores: dict[str, dict[Hashable, float]] = {}
         for one in self.competing:
-            mine = found.setdefault(one.label, {})
+            by_block = scores.setdefault(one.label, {})
             for row in one.rows:
                 if row.get(self.score) is not None and math.isfinite(row[self.score]):
-                    mine[row["block"]] = self.rows.sign * row[self.score]
-        return {label: mine for label, mine in found.items() if mine}
+                    by_block[row["block"]] = self.rows.sign * row[self.score]
+        return {label: by_block for label, by_block in scores.items() if by_block}
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -42,14 +42,19 @@ def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
 
     Factors that a method itself applies to the weights are not compared.
     """
-    found: dict[str, list[str]] = {}
+    by_weights: dict[str, list[str]] = {}
     for method, summary in zip(methods, summaries, strict=True):
-        base = str(summary.get("weights", "")).split(" ")[0]
-        if base in ("size", "uniform") and method not in found.setdefault(base, []):
-            found[base].append(method)
-    if len(found) < 2:
+        weights = str(summary.get("weights", "")).split(" ")[0]
+        if weights not in ("size", "uniform"):
+            continue
+        names = by_weights.setdefault(weights, [])
+        if method not in names:
+            names.append(method)
+    if len(by_weights) < 2:
         return ""
-    sides = " but ".join(f"{base} in {', '.join(names)}" for base, names in found.items())
+    sides = " but ".join(
+        f"{weights} in {', '.join(names)}" for weights, names in by_weights.items()
+    )
     return f"the aggregation weights differ, {sides}: on heterogeneous clients that can decide a ranking (weights)"
 
 

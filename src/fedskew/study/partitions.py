@@ -21,15 +21,16 @@ class Partitions:
             seed = experiment.seed
         key = str(experiment.skew), seed
         if key not in self._known:
-            self._known[key] = self._made(experiment)
+            self._known[key] = self._make(experiment)
         return self._known[key]
 
-    def _made(self, experiment: Experiment) -> Federation:
+    def _make(self, experiment: Experiment) -> Federation:
+        """Make a federation from data that was read before, where it may; forget the others where they are too many."""
         data = None
         if self._known and not experiment.validation:
             data = next(reversed(self._known.values())).data
-        held = sum(fed.data.train.x.nbytes for fed in self._known.values())
-        too_large = experiment.validation and held > _MEMORY
+        bytes_held = sum(fed.data.train.x.nbytes for fed in self._known.values())
+        too_large = experiment.validation and bytes_held > _MEMORY
         if too_large or len(self._known) >= MOST:
             self._known.clear()
         return federate(experiment, data)

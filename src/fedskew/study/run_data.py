@@ -66,10 +66,9 @@ class RunData:
     def rounds(self) -> Columns:
         """Return the table of rounds by columns, with the numbers of each round about its clients."""
         rows = self.disk.table(on_disk.ROUNDS)
+        names = []
         if rows:
             names = list(rows[0])
-        else:
-            names = []
         if self.record.shared_model != WHOLE:
             names = [name for name in names if not _SHARED.fullmatch(name)]
         columns = {}
@@ -108,13 +107,16 @@ class RunData:
 
     @cached_property
     def participation(self) -> tuple[Ints, Floats]:
-        """Return in how many rounds each client trained, and its weights in total; pooled data is one client."""
+        """Return in how many rounds each client trained, and its weights in total; a run on pooled data has one client.
+
+        A summary does not say that data was pooled: it is taken to be so if only client 0 ever trained.
+        """
         columns = self._by_client.columns
         client = columns["client"].astype(np.int64)
         population = len(self.sizes)
-        is_one_client = self.summary["clients_per_round"] == 1 and not client.any()
-        is_equal = not self.summary["gini_of_client_weights"]
-        if is_one_client and is_equal and not self.summary["late_updates"]:
+        is_first_client_alone = self.summary["clients_per_round"] == 1 and not client.any()
+        has_equal_weights = not self.summary["gini_of_client_weights"]
+        if is_first_client_alone and has_equal_weights and not self.summary["late_updates"]:
             population = 1
         trained = np.bincount(client[columns["steps"] > 0], minlength=population)
         weights = np.bincount(client, np.nan_to_num(columns["weight"]), minlength=population)
@@ -140,7 +142,7 @@ class RunData:
         return self.sign_of(self.metric)
 
     def sign_of(self, metric: str) -> int:
-        """Return -1 where low values are good: as the task has it or, of a task that is not here, as the curve has."""
+        """Return -1 where low values are good, else 1: the task knows; where it cannot be made, the curve tells."""
         with suppress(FedskewError):
             if metric == "loss":
                 return -1
@@ -194,10 +196,8 @@ class RunData:
             if count := summary[f"{fate}_updates"]:
                 found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
         for part in ("train", "test"):
-            losses = []
-            for loss in self.rounds.get(f"{part}_loss", []):
-                if loss is not None:
-                    losses.append(loss)
+            losses = [loss for loss in self.rounds.get(f"{part}_loss", []) if loss is not None]
+            # ``not <=`` instead of ``>``, so that a last loss of NaN counts as diverged
             if losses and not losses[-1] <= min(losses[0], 2 * min(losses)):
                 found.append(
                     f"The loss on {part} rows diverges: {losses[-1]:.4g} after the last round, {losses[0]:.4g} after "

@@ -67,28 +67,28 @@ class Setting:
         """Return all options of the method as numbers and texts."""
         table = self.config["algorithm"]
         if isinstance(table, Mapping):
-            return _merged(
-                [(self.method, {key: table[key] for key in table if key not in ("name", "class")})]
-            )
+            options = {key: table[key] for key in table if key not in ("name", "class")}
+            return _merged([(self.method, options)])
         return _merged([(part.name, part.options) for part in parts_of(table, "algorithm")])
 
 
 def _merged(parts: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the options of all parts of a method; a name that is also another's is preceded by that of its part."""
-    result: dict[str, Any] = {}
+    """Return the options of all parts of a method.
+
+    A name that another part or a setting has as well is written with its part, such as ``topk.share``.
+    """
+    merged: dict[str, Any] = {}
     for method, options in parts:
-        others = set()
-        for other, more in parts:
+        taken = set(_SETTINGS)
+        for other, other_options in parts:
             if other != method:
-                for name in more:
-                    others.add(name)
+                taken.update(other_options)
         for name, value in options.items():
-            if name not in others and name not in _SETTINGS:
-                clear = name
-            else:
-                clear = f"{method}.{name}"
-            result[clear] = _number(value)
-    return result
+            full_name = name
+            if name in taken:
+                full_name = f"{method}.{name}"
+            merged[full_name] = _number(value)
+    return merged
 
 
 def _number(value: Any) -> Any:
@@ -97,11 +97,11 @@ def _number(value: Any) -> Any:
     >>> _number("3"), _number("0.5"), _number("median")
     (3, 0.5, 'median')
     """
+    if not isinstance(value, str):
+        return value
     for kind in (int, float):
         try:
-            if isinstance(value, str):
-                return kind(value)
-            return value
+            return kind(value)
         except ValueError:
             continue
     return value

@@ -52,10 +52,10 @@ class _Group:
     def begin(self) -> None:
         """Begin the next runs, as many as memory allows; those that cannot be trained together run to their end."""
         for number, steps in list(enumerate(self.runs))[len(self.ended) :]:
-            if len(self.servers) >= min(map(_most, self.servers.values()), default=1):
+            if len(self.servers) >= min(map(_most_in_memory, self.servers.values()), default=1):
                 break
-            if stopped := self._go_on(number, partial(next, steps)):
-                raise stopped
+            if interruption := self._go_on(number, partial(next, steps)):
+                raise interruption
             server = self.servers.get(number)
             if server and not can_share_a_stack(server, next(iter(self.servers.values()))):
                 del self.servers[number]
@@ -71,7 +71,7 @@ class _Group:
             )
 
     def _go_on(self, number: int, move: Callable[[], Server]) -> Interrupted | None:
-        """Let a run record a round and ask for the next; return the error of one that was stopped."""
+        """Let a run record its round and wait for the next, or end; return its error if a signal stopped it."""
         self.servers.pop(number, None)
         try:
             self.servers[number] = move()
@@ -108,41 +108,42 @@ class _Group:
                 moves[number] = partial(
                     steps.send, Advanced(result, shared + time.perf_counter() - began)
                 )
-        stopped = [self._go_on(number, move) for number, move in moves.items()]
-        for stop in filter(None, stopped):
-            raise stop
+        interruptions = [self._go_on(number, move) for number, move in moves.items()]
+        for interruption in interruptions:
+            if interruption:
+                raise interruption
 
 
-def _most(server: Server) -> int:
-    """Return how many such servers may be in memory; what their clients keep is most of it."""
+def _most_in_memory(server: Server) -> int:
+    """Return how many such servers may be in memory; most of a server is what its clients keep between rounds."""
     stores = sum(store.row_bytes * server.fed.clients for store in server.stores().values())
     return max(1, _MEMORY // (stores + size_in_bytes({"": server.state.model()})))
 
 
 def can_share_a_stack(server: Server, first: Server | None = None) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
-    first = first or server
-    if (
-        type(server.rounds) is not ParallelRounds
-        or not isinstance(server.engine, Stacked)
-        or server.algorithm.poison
-    ):
-        return False  # with poison, runs of other seeds have other rows
-    method, job = server.algorithm, server.job
-    same = (
+    if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked):
+        return False
+    if server.algorithm.poison:
+        return False  # runs of other seeds have other poisoned rows
+    if not _fit_one_stack(server, first or server):
+        return False
+    return server.engine.gains(server.job, server.settings.batch_size, server.per_round)
+
+
+def _fit_one_stack(server: Server, first: Server) -> bool:
+    """Return whether two runs train on the same rows, in batches of the same least size, with the same requirements."""
+    return (
         server.fed.train is first.fed.train
         and server.least == first.least
-        and job.unsent == first.job.unsent
+        and server.job.unsent == first.job.unsent
+        and server.algorithm.requires == first.algorithm.requires
+        and server.algorithm.batchnorm == first.algorithm.batchnorm
     )
-    same &= (method.requires, method.batchnorm) == (
-        first.algorithm.requires,
-        first.algorithm.batchnorm,
-    )
-    return same and server.engine.gains(job, server.settings.batch_size, server.per_round)
 
 
 def _tried(part: Callable[[], Result]) -> Result | Exception:
-    """Return what a part of a round returns, or its error."""
+    """Call a part of a round, and return what it returns or the error that it raises."""
     try:
         return part()
     except Exception as problem:  # whatever a method raises is the error of that run

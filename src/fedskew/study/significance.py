@@ -20,11 +20,11 @@ from fedskew.runs.summary import mean_and_std
 
 FEWEST_BLOCKS = 3  # for an interval or a test
 LEVEL = 0.05
-# No event has a probability of 0, but its number may be too small for a float
+# A p-value is never 0, but it may be too small for a float
 LEAST_P = sys.float_info.min
-# Share of the larger score below which a difference is none: float32 is no more exact
+# A difference of at most this share of the larger score counts as none: float32 is no more exact
 _ROUNDING = 1e-6
-# Of the difference of two scores that are rounded to steps, in steps
+# Standard deviation, in steps, that rounding two scores to steps hides in their difference
 _STEP_DEVIATION = math.sqrt(1 / 6)
 _MOST_ARRANGEMENTS = 300_000  # that are counted for an exact p-value: less than a second
 Key = TypeVar("Key", bound=Hashable)
@@ -36,8 +36,8 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the interval of the mean difference that holds ``share`` of Student's t.
 
-    Of differences that are all the same it is a point, if they are those of numbers without chance, such as properties
-    of a partition; of scores, which have come out so ``by_chance``, see ``paired_p``.
+    If all differences are the same, the interval is a point. That is right for numbers without chance, such as
+    properties of a partition. Scores are equal only ``by_chance``: then a spread is assumed as in ``paired_p``.
 
     >>> [round(end, 3) for end in paired_interval([1.0, 2.0, 3.0])]
     [-0.484, 4.484]
@@ -157,9 +157,8 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
     return Verdict(best, winner, differences, p_values, says)
 
 
-Pairs = Mapping[
-    tuple[str, str], Sequence[float]
-]  # differences of two methods, the first minus the second
+# The differences of two methods, the first minus the second
+Pairs = Mapping[tuple[str, str], Sequence[float]]
 
 
 def _pairs(scores: Scores, names: Sequence[str]) -> dict[tuple[str, str], list[float]]:
@@ -207,7 +206,7 @@ def _against_best(best: str, pairs: Pairs) -> tuple[dict[str, float], dict[str, 
 
 
 def _untested(best: str, untested: Sequence[str], pairs: Pairs) -> str:
-    """Return that some methods share too few blocks with the best one."""
+    """Say that some methods share too few blocks with the best one."""
     shared = []
     for other in untested:
         pair = (best, other)
@@ -235,12 +234,12 @@ def _not_beaten(differences: Mapping[str, float], p_values: Mapping[str, float])
 
 
 def _tests(pairs: Pairs) -> str:
-    """Return how methods were compared."""
-    corrected = "one pair"
+    """Say how methods were compared."""
+    corrected_for = "one pair"
     if len(pairs) > 1:
-        corrected = f"{len(pairs)} pairs"
+        corrected_for = f"{len(pairs)} pairs"
     blocks = min(map(len, pairs.values()))
-    return f"paired t-tests over {blocks} blocks, Holm's correction for {corrected}"
+    return f"paired t-tests over {blocks} blocks, Holm's correction for {corrected_for}"
 
 
 def _who_leads(best: str, means: Mapping[str, float]) -> str:
@@ -372,15 +371,15 @@ def _exact_p(ranked: Ints) -> float | None:
         total = total * len(ways)
     observed = _spread(ranked.sum(0).tolist())
     as_far = 0
-    for found, times in sums.items():
-        if _spread(found) >= observed:
+    for arranged, times in sums.items():
+        if _spread(arranged) >= observed:
             as_far += times
     return as_far / total
 
 
 def _spread(sums: Sequence[int]) -> int:
-    """Return how far apart rank sums are: they always have the same mean."""
-    return sum(one * one for one in sums)
+    """Return how far apart rank sums are: as their mean is always the same, their squares tell it."""
+    return sum(rank_sum * rank_sum for rank_sum in sums)
 
 
 def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:

@@ -47,19 +47,19 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
     known = {field.name for field in fields(Experiment)}
     settings = {}
     for name, value in given.items():
-        if name not in _OWN:
-            settings[name] = value
-        if name not in _OWN and name not in known:
+        if name in _OWN:
+            continue
+        if name not in known:
             raise unknown("setting", name, {*known, *_OWN})
+        settings[name] = value
     target = None
     if given.get("target") is not None:
         target = Target.of(given["target"])
     jobs = checked_jobs(given.get("jobs", 1), settings.get("workers"))
     seeds = _seeds(given.get("seeds"), settings)
-    algorithms = [
-        spell("algorithm", one) for one in several("algorithm", given.get("algorithm", "fedavg"))
-    ]
-    skews = [_skew(one) for one in several("skew", given.get("skew", AUTO))]
+    chosen = several("algorithm", given.get("algorithm", "fedavg"))
+    algorithms = [spell("algorithm", algorithm) for algorithm in chosen]
+    skews = [_skew(skew) for skew in several("skew", given.get("skew", AUTO))]
     if len(skews) == 1:
         if "skew" in given:
             settings["skew"] = skews[0]
@@ -91,8 +91,8 @@ def members_of(
 ) -> list[Member]:
     """Return all methods with all numbers of the grid, all seeds and all skews; bad choices are errors.
 
-    A name of the grid is a setting of the training that is a number, or an option of a method: methods without it have
-    their runs once. Without several skews they are part of the values.
+    A name of the grid is a numeric setting of the training, or an option of a method; a method without that option is
+    run once. A single skew is part of ``values``, and ``skews`` is empty.
     """
     if len(seeds) > MOST_SEEDS:
         raise FedskewError(
@@ -161,7 +161,7 @@ def _applied(algorithms: Sequence[str], grid: Grid) -> dict[str, Grid]:
 def _numeric_options(algorithm: str) -> list[set[str]]:
     """Return the names of the numeric options of every part of a method, such as ``share`` and ``topk.share``.
 
-    A name that several parts have is there with its part alone.
+    An option that several parts have is listed only with the name of its part.
     """
     parts = parts_of(methods.choose(algorithm), methods.kind)
     named = []
@@ -169,11 +169,11 @@ def _numeric_options(algorithm: str) -> list[set[str]]:
         options = methods.home(part).options(part.name).values()
         named.append({option.name for option in options if option.numeric})
     times = Counter(name for names in named for name in names)
-    found = []
+    options_of_parts = []
     for part, names in zip(parts, named, strict=True):
         plain = {name for name in names if times[name] == 1}
-        found.append(plain | {f"{part.name}.{name}" for name in names})
-    return found
+        options_of_parts.append(plain | {f"{part.name}.{name}" for name in names})
+    return options_of_parts
 
 
 def _with_numbers(

@@ -79,12 +79,13 @@ def execute(study: Study, how: Execution) -> list[Row]:
             if left:
                 groups.append(left)
         if study.plan.jobs > 1:
-            found = _run_in_processes(study, groups, how)
+            finished_now = _run_in_processes(study, groups, how)
         else:
-            found = _run_here(study, groups, how)
+            finished_now = _run_here(study, groups, how)
         summaries = []
         for member in members:
-            summaries.append(found.get(member.name) or _recorded(folder / member.name))
+            summary = finished_now.get(member.name) or _recorded(folder / member.name)
+            summaries.append(summary)
         content = to_json(overview(members, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
         return summaries
@@ -101,9 +102,9 @@ def _groups(members: Sequence[Member]) -> list[list[Member]]:
         options = {name: value for name, value in method.options().items() if name not in numeric}
         alike.setdefault(repr((same, method.label(), options)), []).append(member)
     groups = []
-    for some in alike.values():
-        for start in range(0, len(some), MOST_TOGETHER):
-            groups.append(some[start : start + MOST_TOGETHER])
+    for equals in alike.values():
+        for start in range(0, len(equals), MOST_TOGETHER):
+            groups.append(equals[start : start + MOST_TOGETHER])
     return groups
 
 
@@ -124,14 +125,14 @@ def _recorded(place: Path) -> Row:
 def _run_here(study: Study, groups: Sequence[Sequence[Member]], how: Execution) -> dict[str, Row]:
     """Run groups in this process, one after the other."""
     partitions = how.partitions or Partitions()
-    found: dict[str, Row] = {}
+
+    def callbacks(member: Member) -> list[CallbackSpec]:
+        return [*how.writers, *how.callbacks(member)]
+
+    summaries: dict[str, Row] = {}
     for group in groups:
-
-        def callbacks(member: Member) -> list[CallbackSpec]:
-            return [*how.writers, *how.callbacks(member)]
-
-        found |= _Group(study.folder, group, how.force).run(partitions, callbacks)
-    return found
+        summaries |= _Group(study.folder, group, how.force).run(partitions, callbacks)
+    return summaries
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,11 @@ def _run_in_processes(
     tasks = []
     members: dict[str, Member] = {}
     for group in groups:
-        apart = [[member] for member in group]
+        shares = [[member] for member in group]
         if _gain_from_a_stack(group[0], partitions):
-            apart = [list(group)]
-        for some in apart:
-            tasks.append(_Work(_Group(study.folder, some, how.force), how.writers))
+            shares = [list(group)]
+        for share in shares:
+            tasks.append(_Work(_Group(study.folder, share, how.force), how.writers))
         members |= {member.name: member for member in group}
     watching: dict[str, list[Callback]] = {}
 
@@ -165,10 +166,10 @@ def _run_in_processes(
         for callback in watching[name]:
             callback.on_round_end(result, rounds)
 
-    found: dict[str, Row] = {}
-    for some_rows in in_processes(_run_one, tasks, study.plan.jobs, told):
-        found |= some_rows
-    return found
+    summaries: dict[str, Row] = {}
+    for of_one_task in in_processes(_run_work, tasks, study.plan.jobs, told):
+        summaries |= of_one_task
+    return summaries
 
 
 def _gain_from_a_stack(member: Member, partitions: Partitions) -> bool:
@@ -181,8 +182,8 @@ def _gain_from_a_stack(member: Member, partitions: Partitions) -> bool:
         return can_share_a_stack(server)
 
 
-def _run_one(work: _Work, tell: Tell) -> dict[str, Row]:
-    """Run some members in a process of its own, which tells after every round."""
+def _run_work(work: _Work, tell: Tell) -> dict[str, Row]:
+    """Run the members of a group in this process, and tell the first process of every round."""
 
     def callbacks(member: Member) -> list[CallbackSpec]:
         def show(result: RoundResult, rounds: int) -> None:

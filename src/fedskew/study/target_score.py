@@ -8,7 +8,7 @@ from fedskew.core.errors import FedskewError
 
 @dataclass(frozen=True)
 class Target:
-    """A score to reach; without a metric it is one of that which decides."""
+    """A score to reach; without a metric, it is a score in the metric that methods are compared by."""
 
     value: float
     metric: str | None = None

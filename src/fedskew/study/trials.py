@@ -20,10 +20,10 @@ from fedskew.runs.runner import Watch
 from fedskew.skew.partitioning import client_holdout
 from fedskew.study.side_by_side import side_by_side
 
-# Of every client's training rows, drawn anew with every seed: test rows are never looked at
+# Share of every client's training rows that trials are scored on, drawn anew with every seed; test rows are never used
 HELD_OUT = 0.25
 FEWEST_ROUNDS = 5
-_RESERVE = 0.6  # of the budget that is planned for: methods differ in what a round costs
+_PLANNED = 0.6  # share of the budget that is planned for: a round of another method may take longer
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Trials:
             began = time.monotonic()
             self._run("fedavg", rounds, {})
             took[rounds] = time.monotonic() - began
-        of_a_round = max((took[6] - took[2]) / 4, 1e-6)
-        around = max(took[2] - 2 * of_a_round, 0.0)
-        most = (_RESERVE * self.left / trials - around) / of_a_round
+        per_round = max((took[6] - took[2]) / 4, 1e-6)
+        overhead = max(took[2] - 2 * per_round, 0.0)
+        most = (_PLANNED * self.left / trials - overhead) / per_round
         self.rounds = min(max(int(most), FEWEST_ROUNDS), self.settings.rounds)
 
     def score(self, method: str, **changed: Any) -> Scores | None:
