@@ -49,7 +49,7 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 def hospitals(monkeypatch: pytest.MonkeyPatch) -> dict[str, pd.DataFrame]:
     """Return four made hospitals with gaps: B lacks a class, C a column, and D has creatinine in other units."""
     # So that every test is warned of their differences
-    monkeypatch.setattr("fedskew.runs.execute._told", set())
+    monkeypatch.setattr("fedskew.runs.execute._warned", set())
     rng, result = np.random.default_rng(0), {}
     for place, name in enumerate("ABCD"):
         n = 240 + 40 * place

@@ -38,20 +38,21 @@ class _Function(Callback):
 
 
 def as_callbacks(given: Any) -> list[Callback]:
-    """Return callbacks from callbacks and functions: one, or several."""
+    """Return a list of callbacks; ``given`` is a callback or a function, or several of them."""
     if isinstance(given, Callback) or callable(given):
         given = [given]
-    found: list[Callback] = []
-    for one in given:
-        if isinstance(one, Callback):
-            found.append(one)
-        elif callable(one):
-            found.append(_Function(one))
+    callbacks: list[Callback] = []
+    for callback in given:
+        if isinstance(callback, Callback):
+            callbacks.append(callback)
+        elif callable(callback):
+            callbacks.append(_Function(callback))
         else:
+            kind = type(callback).__name__
             raise FedskewError(
-                f"a callback is a fedskew.Callback or a function of (result, rounds), got {type(one).__name__}"
+                f"a callback is a fedskew.Callback or a function of (result, rounds), got {kind}"
             )
-    return found
+    return callbacks
 
 
 class EarlyStopping(Callback):

@@ -40,9 +40,11 @@ from fedskew.server.server import Server
 # Bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 PIECE = 2**25
 LEAST = 2**16  # bytes that a journal may always have
-FILES = "journal"  # name in the checkpoint: the first number of the journal, and its last plus one
+# Name of a tensor of the checkpoint: the first number of the journal, and its last plus one
+FILES = "journal"
 # Names whose shapes follow from the model and the algorithm
 FIXED = ("params/", "buffers/", "server/", "round", FILES)
+KEPT = 2  # checkpoints that stay on the disk
 
 
 def to_bytes(tensors: Tensors) -> bytes:
@@ -52,19 +54,15 @@ def to_bytes(tensors: Tensors) -> bytes:
     )
 
 
-KEPT = 2  # checkpoints that stay on the disk
-
-
 class Checkpoints:
     """The checkpoints of a run: the state is written to its folder after some rounds, and read back."""
 
     def __init__(self, disk: RunFolder) -> None:
         self.disk = disk
-        # Of the last checkpoint's journal
-        self._files = range(1, 1)
-        self._bytes = 0
+        self._files = range(1, 1)  # the numbers of the last checkpoint's journal files
+        self._bytes = 0  # their size in total
         self._digests: dict[str, Digest] = {}  # of the journal's files
-        self._named: dict[int, set[str]] = {}  # the journal files of each existing checkpoint
+        self._journals: dict[int, set[str]] = {}  # the journal files of each existing checkpoint
 
     def save(self, server: Server) -> None:
         """Add a checkpoint of the present state, and remove the oldest."""
@@ -77,25 +75,25 @@ class Checkpoints:
         path = disk.checkpoints.state(server.round)
         disk.checkpoints.write(path, state)
         journal = {f"{JOURNAL}/{disk.checkpoints.journal(number).name}" for number in files}
-        relied = {name: self._digests[name] for name in sorted(journal)}
-        relied |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
-        listed = manifest(relied, FORMAT, round=server.round)
-        disk.checkpoints.write(disk.checkpoints.manifest(server.round), listed)
+        needed = {name: self._digests[name] for name in sorted(journal)}
+        needed |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
+        content = manifest(needed, FORMAT, round=server.round)
+        disk.checkpoints.write(disk.checkpoints.manifest(server.round), content)
         self._files, self._bytes = files, size
-        self._named[server.round] = journal
+        self._journals[server.round] = journal
         self._remove_old()
         for store in stores.values():
             store.mark_saved()
 
     def _remove_old(self) -> None:
         """Keep the last checkpoints and their part of the journal; manifests are removed first."""
-        for round in sorted(self._named, reverse=True)[KEPT:]:
-            del self._named[round]
+        for round in sorted(self._journals, reverse=True)[KEPT:]:
+            del self._journals[round]
         for suffix in ("json", "safetensors"):
-            kept = {f"{round:08d}.{suffix}" for round in self._named}
+            kept = {f"{round:08d}.{suffix}" for round in self._journals}
             self.disk.checkpoints.remove_others(CHECKPOINTS, kept, suffix)
         journal = set()
-        for names in self._named.values():
+        for names in self._journals.values():
             for name in names:
                 journal.add(name.partition("/")[2])
         self.disk.checkpoints.remove_others(JOURNAL, journal, "safetensors")
@@ -106,15 +104,17 @@ class Checkpoints:
         number = self._files.stop
         size = self._bytes
         clients = {name: store.changed for name, store in stores.items()}
-        held = sum(store.all_bytes for store in stores.values())
-        added = sum(store.row_bytes * len(clients[name]) for name, store in stores.items())
-        if added == held or size + added > max(LEAST, 2 * held):
-            first, size = number, 0
+        bytes_of_all = sum(store.all_bytes for store in stores.values())
+        bytes_changed = sum(store.row_bytes * len(clients[name]) for name, store in stores.items())
+        is_too_long = size + bytes_changed > max(LEAST, 2 * bytes_of_all)
+        if bytes_changed == bytes_of_all or is_too_long:
+            first, size = number, 0  # a new journal, with all clients
             clients = {name: store.clients for name, store in stores.items()}
         for name, store in stores.items():
             step = max(1, PIECE // store.row_bytes)
             for start in range(0, len(clients[name]), step):
-                content = to_bytes(_named(name, store.rows(clients[name][start : start + step])))
+                rows = store.rows(clients[name][start : start + step])
+                content = to_bytes(_prefixed(name, rows))
                 path = self.disk.checkpoints.journal(number)
                 self.disk.checkpoints.write(path, content)
                 self._digests[f"{JOURNAL}/{path.name}"] = Digest.of(content)
@@ -156,44 +156,51 @@ class Checkpoints:
         self.disk.cut_back(tables)
 
     def _choose(self, rounds: list[int], force: bool) -> tuple[int, dict[str, Digest]] | None:
-        """Return the checkpoint to resume from, with its tables; None if there is none."""
+        """Return the round of the checkpoint to resume from, and its files; None if there is no checkpoint.
+
+        ``rounds`` begin with the latest one.
+        """
         problems: list[tuple[int, FedskewError]] = []
-        whole: tuple[int, dict[str, Digest]] | None = None
+        intact: tuple[int, dict[str, Digest]] | None = None
         for round in rounds:
             try:
                 files = self._verified(round)
             except FedskewError as problem:
                 problems.append((round, problem))
                 continue
-            self._named[round] = {name for name in files if name.startswith(f"{JOURNAL}/")}
+            self._journals[round] = {name for name in files if name.startswith(f"{JOURNAL}/")}
             self._digests |= files
-            whole = whole or (round, files)
-        if problems and (whole is None or (problems[0][0] > whole[0] and not force)):
-            raise FedskewError(f"{problems[0][1]}: {self._advice(whole)}")
+            intact = intact or (round, files)
+        if problems:
+            damaged_round, damage = problems[0]
+            if intact is None or (damaged_round > intact[0] and not force):
+                raise FedskewError(f"{damage}: {self._advice(intact)}")
         self._digests = {
             name: digest for name, digest in self._digests.items() if name.startswith(f"{JOURNAL}/")
         }
-        return whole
+        return intact
 
     def _verified(self, round: int) -> dict[str, Digest]:
+        """Return the files of a checkpoint, with their digests; a file that is gone or damaged is an error."""
         path = self.disk.checkpoints.manifest(round)
-        found = self.disk.manifest(f"{CHECKPOINTS}/{path.name}")
-        files: dict[str, Digest] = found["files"]
+        content = self.disk.manifest(f"{CHECKPOINTS}/{path.name}")
+        files: dict[str, Digest] = content["files"]
         state = f"{CHECKPOINTS}/{round:08d}.safetensors"
-        if found.get("round") != round or state not in files:
+        if content.get("round") != round or state not in files:
             raise FedskewError(f"{path} is damaged: it is not that of round {round}")
         for name, digest in files.items():
-            if self._digests.get(name) != digest:  # no file of a later checkpoint, which was read
+            was_verified = self._digests.get(name) == digest  # with a later checkpoint
+            if not was_verified:
                 self.disk.verify({name: digest})
         return files
 
-    def _advice(self, whole: tuple[int, dict[str, Digest]] | None) -> str:
+    def _advice(self, intact: tuple[int, dict[str, Digest]] | None) -> str:
         if self.disk.finished:
             return f"put it back; the finished run's result is in {SUMMARY} and {MODEL}"
-        if whole is None:
+        if intact is None:
             return f"put it back, or remove {CHECKPOINTS} to start again from the first round"
         return (
-            f"put it back, or resume from the checkpoint of round {whole[0]}, which is intact: "
+            f"put it back, or resume from the checkpoint of round {intact[0]}, which is intact: "
             f"{resume_command(self.disk.path)} --force"
         )
 
@@ -209,7 +216,7 @@ class Checkpoints:
         content = path.read_bytes()
         rows = tensors_from_bytes(content)
         for name, store in stores.items():
-            if _fits(rows, _named(name, store.rows([])), f"{name}/clients"):
+            if _fits(rows, _prefixed(name, store.rows([])), f"{name}/clients"):
                 store.add({key.removeprefix(f"{name}/"): value for key, value in rows.items()})
                 return len(content)
         raise FedskewError(
@@ -219,10 +226,13 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What a client has of its model for itself: the names, and its tensors (None: those of the initial model).
+    """What a client has of its model for itself, and does not share.
 
-    ``kept`` are the names of the tensors of the global model that clients keep: a second model, beside the client's
-    copy of the global one, keeps none. ``away`` says that it is on the client's own machine.
+    Args:
+        names: the names of these tensors
+        tensors: the tensors, by name; None for a client that still has those of the initial model
+        kept: the names of tensors of the global model that clients keep; empty where a client has a second model
+        away: whether the tensors are on the client's own machine
     """
 
     names: frozenset[str]
@@ -267,7 +277,7 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
             disk.verify({name: digest})
     flat = tensors_from_bytes(disk.checkpoints.state(round).read_bytes())
     names: dict[str, frozenset[str]] = {}
-    found: dict[str, Tensors] = {}
+    latest: dict[str, Tensors] = {}
     for number in range(*flat[FILES].tolist()):
         rows = tensors_from_bytes(disk.checkpoints.journal(number).read_bytes())
         store = next(iter(rows)).partition("/")[0]
@@ -277,9 +287,9 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
             if name.startswith(prefix):
                 own[name.removeprefix(prefix)] = value
         names[store] = frozenset(own)
-        place = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
-        if place:
-            found[store] = {name: value[place[-1]] for name, value in own.items()}
+        places = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
+        if places:
+            latest[store] = {name: value[places[-1]] for name, value in own.items()}
     none = frozenset[str]()
     away = False
     for entry in flat:
@@ -290,10 +300,10 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
     store = OWN
     if PERSONAL in names:
         store = PERSONAL
-    return OwnPart(names.get(store, none), found.get(store), names.get(OWN, none), away)
+    return OwnPart(names.get(store, none), latest.get(store), names.get(OWN, none), away)
 
 
-def _named(name: str, rows: Tensors) -> Tensors:
+def _prefixed(name: str, rows: Tensors) -> Tensors:
     return {f"{name}/{key}": value for key, value in rows.items()}
 
 

@@ -54,38 +54,37 @@ def environment(server: Server) -> dict[str, Any]:
 @torch.no_grad()
 def answers(server: Server) -> list[float]:
     """Return the initial model's outputs for two fixed rows: other code or other weights give other outputs."""
-    rows = (
-        torch.arange(2 * math.prod(server.fed.data.shape), dtype=torch.float64)
-        .cos()
-        .view(2, *server.fed.data.shape)
-    )
+    shape = server.fed.data.shape
+    numbers = torch.arange(2 * math.prod(shape), dtype=torch.float64)
+    rows = numbers.cos().view(2, *shape)
     fresh = copy.deepcopy(server.model).cpu().double().eval()
-    found: list[float] = fresh(rows).flatten().tolist()
-    return found
+    outputs: list[float] = fresh(rows).flatten().tolist()
+    return outputs
 
 
 def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
-    """Raise an error unless all that a run imported when it began is here, unchanged; nothing is imported.
+    """Raise an error unless all code that a run imported when it began is imported here too, and unchanged.
 
-    Importing runs code: only the user says so, by naming the file again.
+    Nothing is imported: that would run code, and only the user may ask for that, by naming the file again.
     """
     with reading(folder / ENVIRONMENT):
         wanted = []
-        for one in began.get("imports", []):
-            wanted.append(Imported(**{key: str(text) for key, text in one.items()}))
-    command = resume_command(folder, [one.source for one in wanted])
-    for one in wanted:
-        digest = digest_of(one.module)
+        for entry in began.get("imports", []):
+            wanted.append(Imported(**{key: str(text) for key, text in entry.items()}))
+    command = resume_command(folder, [code.source for code in wanted])
+    for code in wanted:
+        source = code.source
+        digest = digest_of(code.module)
         if digest is None:
             gone = ""
-            if one.source.endswith(".py") and not Path(one.source).exists():
+            if source.endswith(".py") and not Path(source).exists():
                 gone = " (which is not there any more)"
             raise FedskewError(
-                f"{folder}: the run uses code of {one.source}{gone}: if you trust that code, import it again: {command}"
+                f"{folder}: the run uses code of {source}{gone}: if you trust that code, import it again: {command}"
             )
-        if digest != one.sha256 and not force:
+        if digest != code.sha256 and not force:
             raise FedskewError(
-                f"{folder}: the code of {one.source} is not that with which the run began: put it back, or resume "
+                f"{folder}: the code of {source} is not that with which the run began: put it back, or resume "
                 f"anyway: {command} --force"
             )
 

@@ -57,8 +57,8 @@ from fedskew.skew.federate import federate
 from fedskew.tasks.task import BY_TARGET, Task, task_for, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 
-_WARNINGS = 20  # about differences between clients
-_told: set[str] = set()  # those that were given
+_MOST_WARNINGS = 20  # about differences between clients
+_warned: set[str] = set()  # the warnings that this process has given
 PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
@@ -96,16 +96,16 @@ def starting(
 
 
 def _warn_of_differences(fed: Federation) -> None:
-    """Warn of what is not the same at all clients, which training would not show; once of each, in a process."""
-    found = fed.data.differences
-    lines = list(found[:_WARNINGS])
-    more = len(found) - _WARNINGS
+    """Warn of differences between the data of clients, which training would not show; a process warns once of each."""
+    differences = fed.data.differences
+    lines = list(differences[:_MOST_WARNINGS])
+    more = len(differences) - _MOST_WARNINGS
     if more > 0:
         lines.append(f"{more} more differences between clients (fedskew data check)")
     for line in lines:
-        if line not in _told:
+        if line not in _warned:
             warnings.warn(line, stacklevel=3)
-    _told.update(lines)
+    _warned.update(lines)
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
@@ -121,10 +121,11 @@ def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> Ru
         pipeline,
         server.clients.introduced(),
     )
-    while place is None:
-        with suppress(on_disk.TakenError):
+    if place is not None:
+        return RunFolder.create(place, *content)
+    while True:
+        with suppress(on_disk.TakenError):  # another process took the name: try the next one
             return RunFolder.create(_fresh_folder(config), *content)
-    return RunFolder.create(place, *content)
 
 
 def resuming(
@@ -163,7 +164,7 @@ def resuming(
             _settings_to_resume(disk, config, began, how.workers),
         )
         server, resolved = prepare(fed, model, method, settings, task, make)
-        # A run of an older version learnt classes, and does not say so
+        # Older versions only learnt classes, and did not record a task
         config.setdefault("task", resolved["task"])
         check_same(disk, recorded_options(began, method), environment(server), how.force)
         checkpoints = Checkpoints(disk)
@@ -274,9 +275,7 @@ def prepare(
     warn_of_former(given, algorithm)
     check_trackers(settings)
     task = _task(fed, settings, task)
-    config_of_task: Any = FROM_PYTHON
-    if tasks.name_of(type(task)):
-        config_of_task = as_table("task", choice_of_task(task))
+    config_of_task = _task_as_table(task)
     task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
@@ -287,7 +286,7 @@ def prepare(
     for field in fields(Settings):
         if field.name not in FORMER:
             config[field.name] = getattr(settings, field.name)
-    # What was used, or the same file on another machine would give other bits
+    # The number in use, not the setting: with another number, another machine would compute other bits
     config["threads"] = server.threads
     for kind in ("schedule", "fleet"):
         config[kind] = as_table(kind, config[kind])
@@ -296,6 +295,13 @@ def prepare(
     config["model"] = model_as_table(model)
     config["algorithm"] = method_as_table(algorithm)
     return server, config
+
+
+def _task_as_table(task: Task) -> Any:
+    """Return a task as a configuration holds it."""
+    if tasks.name_of(type(task)):
+        return as_table("task", choice_of_task(task))
+    return FROM_PYTHON
 
 
 def task_of(fed: Federation, settings: Settings) -> Task:
@@ -380,8 +386,7 @@ def _drive(
     if checkpoints:
         disk = checkpoints.disk
         folder = disk.path
-    if disk:
-        server.clients.recorded_in(disk.path)
+        server.clients.recorded_in(folder)
     stopping = EarlyStopping(server, tables[on_disk.ROUNDS])
     with tracking() as trackers:
         watching = [stopping, trackers, *as_callbacks(watch.callbacks)]
@@ -399,7 +404,7 @@ def _drive(
 
 @contextmanager
 def _model_kept(server: Server, disk: RunFolder | None) -> Iterator[None]:
-    """Write the model of a run on nodes that has trained in all its rounds, if nobody scores the last of them."""
+    """Write the model of a run that has trained all its rounds, even if no node answers to score the last one."""
     try:
         yield
     except UnansweredError:
@@ -416,7 +421,7 @@ def _finish(
 ) -> Run:
     """Score the models after the last round, write the last files, and return the run."""
     if disk and server.clients.away:
-        # Before clients are asked again, who may not answer
+        # Written before clients are asked for their last scores, as they may not answer
         disk.write(on_disk.MODEL, _weights(server))
     end = Ending.of(server)
     numbers = summarise(

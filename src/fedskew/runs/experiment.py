@@ -59,7 +59,7 @@ def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
 
 
 def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) -> dict[str, Any]:
-    """Return a configuration with what the version that wrote it did not know yet: it ran with the defaults of that."""
+    """Return a configuration with the settings that are newer than it: its run had their defaults."""
     choices = {}
     for kind in CHOICES:
         if not from_python(config.get(kind, FROM_PYTHON)):
@@ -72,10 +72,10 @@ def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) 
     for field in fields(Experiment):
         if field.name not in config and field.name not in FORMER:
             defaults[field.name] = field.default
-    usual = {}
+    newer_settings = {}
     if defaults:
-        usual = _resolved(fed, replace(experiment, **defaults))
-    return {**usual, **kept, **tomllib.loads(to_toml(choices))}
+        newer_settings = _resolved(fed, replace(experiment, **defaults))
+    return {**newer_settings, **kept, **tomllib.loads(to_toml(choices))}
 
 
 def run_or_resume(
@@ -90,8 +90,10 @@ def run_or_resume(
     wanted = _resolved(fed, experiment)
     there = _completed(read_config(disk), fed, experiment)
     for name in sorted(wanted.keys() | there.keys()):
-        if name == "threads" or (name == "workers" and "none" not in (wanted[name], there[name])):
-            continue  # the folder says how many threads, and any number of workers gives the same
+        if name == "threads":
+            continue  # the folder says how many
+        if name == "workers" and "none" not in (wanted[name], there[name]):
+            continue  # any number of workers gives the same results
         if wanted.get(name) != there.get(name):
             raise FedskewError(
                 f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "

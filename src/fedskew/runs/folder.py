@@ -52,12 +52,12 @@ START, FINAL = "start.json", "final.json"  # manifests of what was written at fi
 # A folder with two files for each of the last checkpoints, named by their round
 CHECKPOINTS = "checkpoints"
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
-# Of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
+# The format of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 FORMAT = 3
 _FORMATS = range(2, FORMAT + 1)  # those with manifests
 TABLES = (ROUNDS, CLIENTS, TIMING)
-_LINES = 100_000  # that are converted at a time
-_END = 2**16  # bytes of a table that are read first for its last rows
+_LINES = 100_000  # lines of a table that are converted at a time
+_END = 2**16  # bytes at the end of a table that are read first to find its last rows
 NAME = "name"  # the only column of a table that holds text: the client's
 
 
@@ -69,7 +69,7 @@ def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
     if (path.parent / GROUP).is_file():
         path = path.parent
     if imports is None:
-        imports = [one.source for one in imported()]
+        imports = [code.source for code in imported()]
     words = ["fedskew"]
     for source in imports:
         words.append(f"--import {shlex.quote(source)}")
@@ -130,18 +130,18 @@ def _finite(content: Any) -> Any:
 
 
 def matrix_to_csv(matrix: Ints, names: Sequence[str]) -> bytes:
-    """A confusion matrix with the names of the classes: true ones down, predicted ones across."""
+    """Return a confusion matrix as CSV, with the names of the classes: true ones down, predicted ones across."""
     return counts_to_csv("true/predicted", names, names, matrix)
 
 
 def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
-    """The names and the counts of a confusion matrix."""
+    """Return the names of the classes and the counts of a confusion matrix."""
     _, _, names, counts = counts_from_csv(path)
     return names, counts
 
 
 def counts_to_csv(corner: str, down: Sequence[str], across: Sequence[str], counts: Ints) -> bytes:
-    """A matrix of counts with the names of its rows and columns, and what both are."""
+    """Return a matrix of counts as CSV, with the names of its rows and columns; ``corner`` says what both are."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow([corner, *across])
@@ -161,8 +161,8 @@ def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[in
     return first[0], down, first[1:], counts
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the columns of rows, which all have the same."""
+def _column_names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the columns, which all rows share."""
     if isinstance(rows, ClientTable):
         return list(rows.columns)
     return list(rows[0])
@@ -171,7 +171,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     """Return rows as CSV; all have the same columns."""
     text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=_names(rows), lineterminator="\n")
+    table = csv.DictWriter(text, fieldnames=_column_names(rows), lineterminator="\n")
     if header:
         table.writeheader()
     if isinstance(rows, ClientTable):
@@ -187,7 +187,7 @@ class CheckpointFiles:
 
     Args:
         folder: the folder of the run
-        then: what an error that a file cannot be written says to do after that
+        then: the end of an error that a file cannot be written: what to do once that is mended
     """
 
     def __init__(self, folder: Path, then: str) -> None:
@@ -260,7 +260,10 @@ class RunFolder:
         pipeline: Mapping[str, Any] | None = None,
         nodes: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """Create a new run, with everything that is known before its first round, ``nodes`` of its clients included."""
+        """Create the folder of a new run, with everything that is known before its first round.
+
+        ``nodes`` says how its nodes are recognised, if its clients are on machines of their own.
+        """
         with new_folder(path) as part:
             (part / CONFIG).write_text(config, encoding="utf-8")
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
@@ -288,15 +291,15 @@ class RunFolder:
 
     def environment(self) -> Row:
         """Return the recorded environment of the run's start; raise an error for a folder of another format."""
-        found = self.read_json(ENVIRONMENT)
-        version = found.get("format", 1)
+        recorded = self.read_json(ENVIRONMENT)
+        version = recorded.get("format", 1)
         if version != FORMAT:
             raise FedskewError(
                 f"{self.path} has the format {version}, and this version of fedskew resumes runs of format "
                 f"{FORMAT} only: "
                 "finish it with the version that began it, or start a new run (fedskew.open_run reads finished ones)"
             )
-        return found
+        return recorded
 
     def verify_start(self, force: bool = False) -> None:
         """Raise an error if configuration, environment or partition were changed.
@@ -325,7 +328,7 @@ class RunFolder:
         """Append rows to a table; the header is written first."""
         path = self.path / name
         begun = path.exists()
-        if begun and self.header(name) != _names(rows):
+        if begun and self.header(name) != _column_names(rows):
             raise FedskewError(
                 f"{path} has other columns than this version of fedskew writes: finish the run with the version that "
                 "began it, or start a new run"
@@ -396,12 +399,12 @@ class RunFolder:
             lines = csv.reader(file)
             next(lines)
             while True:
-                some = []
+                cells = []
                 for line in islice(lines, _LINES):
-                    some.append([line[place] or "nan" for place in places])
-                if not some:
+                    cells.append([line[place] or "nan" for place in places])
+                if not cells:
                     break
-                parts.append(np.array(some, dtype=np.float64))
+                parts.append(np.array(cells, dtype=np.float64))
         whole = np.concatenate(parts)
         return {column: whole[:, i] for i, column in enumerate(columns)}
 
@@ -439,7 +442,7 @@ class RunFolder:
         """Raise an error for a file that was changed; tables may have grown since."""
         for name, digest in files.items():
             path = self.path / name
-            size = -1
+            size = -1  # the whole file
             if name in TABLES:
                 size = digest.size
             try:
@@ -468,12 +471,12 @@ class RunFolder:
 
 
 def _complete(content: bytes) -> str:
-    """Return the lines of a growing file: the last one may have been written in part only."""
+    """Return the complete lines of a growing file: a last line that was written in part is left out."""
     return content[: content.rfind(b"\n") + 1].decode()
 
 
 def _rows(text: str, names: Sequence[str] | None = None) -> list[Row]:
-    """Return the rows of a table, the first of which has the names of its columns, unless they are given."""
+    """Return the rows of a table; its first line has the names of the columns, unless they are given."""
     lines = csv.DictReader(io.StringIO(text, newline=""), fieldnames=names)
     rows: list[Row] = []
     for line in lines:

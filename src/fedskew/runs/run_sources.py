@@ -48,8 +48,8 @@ def _weights_of(model: nn.Module) -> Tensors:
 class InMemory:
     """A run that has just been trained, or resumed: its server, and its tables by the names of their files.
 
-    ``folder`` is None if none was written. The table of clients and rounds is there without a folder alone, one part
-    a round.
+    ``folder`` is None if none was written. Only then do ``tables`` hold that of clients and rounds, in one part for
+    each round; otherwise it is read from the folder.
     """
 
     server: Server
@@ -122,10 +122,11 @@ class InMemory:
     @property
     def threshold(self) -> Threshold | None:
         """The chosen threshold of the global model, if there is one."""
-        found = self.server.threshold()
-        if found is None:
+        chosen = self.server.threshold()
+        if chosen is None:
             return None
-        return found[0]
+        threshold, _ = chosen
+        return threshold
 
     @property
     def confusion(self) -> Confusion | None:
@@ -235,15 +236,15 @@ class OnDisk:
         """Return a model with the initial weights of a seed, in the precision of the trained ones."""
         facts = self._environment
         model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=seed)
-        trained = (value.dtype for value in self.weights.values() if value.is_floating_point())
-        return model.to(next(trained))
+        precisions = (value.dtype for value in self.weights.values() if value.is_floating_point())
+        return model.to(next(precisions))
 
     @property
     def shared_model(self) -> str:
         """``whole``, or why clients share no whole model."""
         if SHARED_MODEL in self.summary:
             return str(self.summary[SHARED_MODEL])
-        # An older version wrote the run
+        # An older version wrote the run, and did not record this
         if not any(map(_scores_own_models, self.summary)):
             return WHOLE
         with suppress(FedskewError):

@@ -22,7 +22,7 @@ from fedskew.transport.group import WorkerLostError
 
 Result = TypeVar("Result")
 
-SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
+SHARE = 0.01  # of a run's time: what checkpoints take if checkpoint_every is not given
 # Signals after which a run ends its round, with their exit codes
 STOPS = {"SIGTERM": 143, "SIGHUP": 129}
 GRACE = 5.0  # seconds that a round has to end after such a signal; then it is lost
@@ -30,7 +30,10 @@ GRACE = 5.0  # seconds that a round has to end after such a signal; then it is l
 
 @dataclass
 class CheckpointInterval:
-    """When a checkpoint is due: every so many rounds, or such that they take about 1 % of the time; and at the end."""
+    """Says after which rounds a checkpoint is due: every ``every``-th one, and the last.
+
+    If ``every`` is None, checkpoints are so far apart that they take about 1 % of the time.
+    """
 
     every: int | None
     rounds: int
@@ -57,7 +60,7 @@ class CheckpointInterval:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure how long it takes to write one, or those of runs side by side."""
+        """Measure how long it takes to write a checkpoint; those of runs side by side are added up."""
         began = self.clock()
         yield
         self._since = self.clock()
@@ -138,9 +141,8 @@ def run_rounds(
     interval = interval or CheckpointInterval(settings.checkpoint_every, settings.rounds)
     with resumable(server, disk), stopping() as stopped:
         while server.round < settings.rounds:
-            _end_if(
-                stopped, server, disk
-            )  # while this run was prepared, or another one was at work
+            # A signal may have come while this run was prepared, or while another one was at work
+            _end_if(stopped, server, disk)
             advanced = yield server
             _record(advanced, server.round, tables, disk)
             saved = False
@@ -224,15 +226,16 @@ class _Stop(KeyboardInterrupt):
         self.code = STOPS[name]
 
 
-_came: list[list[str]] = []  # the names of the signals that came, while they are handled
+# The list of the outermost ``stopping``, which all inside it share; empty outside
+_came: list[list[str]] = []
 
 
 @contextmanager
 def stopping() -> Iterator[list[str]]:
     """Yield the names of the signals that should end the run; empty until one arrives. Runs side by side share it.
 
-    Who looks at it has ``GRACE`` seconds. After that, and at the end if nobody has looked, the signal is raised as a
-    ``KeyboardInterrupt`` with its exit code.
+    Whoever reads the list has ``GRACE`` seconds to end the run. After that, or at the end of the block if nothing was
+    raised in it, the signal is raised as a ``KeyboardInterrupt`` with its exit code.
     """
     if _came:
         yield _came[0]
@@ -265,7 +268,7 @@ def stopping() -> Iterator[list[str]]:
 
 
 class _Alarm:
-    """Raises the first signal that came when its grace is over; an alarm of the user's is set again afterwards."""
+    """Raises the first signal when its grace is over; afterwards it restores an alarm that the user had set."""
 
     def __init__(self, came: list[str]) -> None:
         self.came = came
@@ -315,11 +318,11 @@ def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping
 
     Their manifest also names the last checkpoint, which has the models that clients keep for themselves.
     """
-    content = (on_disk.to_json(summary, indent=2) + "\n").encode()
-    for name, inside in files.items():
-        disk.write(name, inside)
+    summary_file = (on_disk.to_json(summary, indent=2) + "\n").encode()
+    for name, content in files.items():
+        disk.write(name, content)
     digests = {}
-    for name, inside in {**files, on_disk.SUMMARY: content}.items():
-        digests[name] = Digest.of(inside)
+    for name, content in {**files, on_disk.SUMMARY: summary_file}.items():
+        digests[name] = Digest.of(content)
     disk.write(on_disk.FINAL, manifest(digests, on_disk.FORMAT, checkpoint=disk.checkpoints.last()))
-    disk.write(on_disk.SUMMARY, content)
+    disk.write(on_disk.SUMMARY, summary_file)

@@ -46,14 +46,14 @@ LATE_ROUNDS = 15  # over which late oscillation is measured
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation (n - 1) of some numbers; of a single one there is no deviation.
+    """Return the mean and the standard deviation (n - 1) of some numbers; the deviation of a single one is None.
 
-    What the rounding of the mean explains is none either.
+    A deviation that the rounding of the mean explains is 0.
 
     >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0]), mean_and_std([0.1, 0.1, 0.1])[1]
     ((3.0, 2.0), (7.0, None), 0.0)
     """
-    with np.errstate(invalid="ignore"):  # of numbers that are not finite there is none either
+    with np.errstate(invalid="ignore"):  # the deviation of numbers that are not finite is NaN
         mean = float(np.mean(values))
         if len(values) < 2:
             return mean, None
@@ -178,21 +178,21 @@ def _spent_until(rounds: Sequence[Row], reached: Row | None) -> Row:
 
 
 def _over_clients(final: Sequence[Row], held_out: bool, task: Task, headline: Headline) -> Row:
-    """Return means over the clients of every metric, and over the worst of them for the row metric and the headline."""
+    """Return means over the clients of every metric, and over their worst tenth for the row metric and the headline."""
     means: Row = {}
-    metric = task.row_metric or "loss"
-    sign = -1
+    row_metric = task.row_metric or "loss"
+    row_sign = -1
     if task.row_metric and task.higher_is_better:
-        sign = 1
-    worst = {headline.name: headline.sign, metric: sign}
-    for name in dict.fromkeys((metric, *task.metric_names, "majority_rate", "one_class_rate")):
+        row_sign = 1
+    signs = {headline.name: headline.sign, row_metric: row_sign}
+    for name in dict.fromkeys((row_metric, *task.metric_names, "majority_rate", "one_class_rate")):
         known = _known(final, name)
         if len(known):
             means[f"client_{name}_mean"] = float(known.mean())
-            if name in worst:
-                lowest = worst_share_mean(worst[name] * known, 0.1)
-                means[f"client_{name}_worst_10_percent"] = worst[name] * float(lowest)
-            if name == metric:
+            if name in signs:
+                lowest = worst_share_mean(signs[name] * known, 0.1)
+                means[f"client_{name}_worst_10_percent"] = signs[name] * float(lowest)
+            if name == row_metric:
                 means[f"client_{name}_rows"] = _rows_of_clients(held_out)
         shared = _known(final, f"global_{name}")
         if len(shared):
@@ -327,11 +327,11 @@ class Ending:
         if self.threshold is None:
             return {}
         threshold, by_part = self.threshold
-        found = {"threshold": threshold.probability}
+        entries = {"threshold": threshold.probability}
         for part, scores in by_part.items():
             for name, value in scores.items():
-                found[f"thresholded_{part}_{name}"] = value
-        return found
+                entries[f"thresholded_{part}_{name}"] = value
+        return entries
 
     def files(self, weights: bytes) -> dict[str, bytes]:
         """Return the last files of a run, with the file of its weights, by their names."""
@@ -361,7 +361,7 @@ class Ending:
 
 
 def _with_all_columns(rows: Sequence[Row]) -> bytes:
-    """Return rows as CSV, of which some may lack columns that others have."""
+    """Return rows as CSV; a row that lacks a column of another row has an empty cell there."""
     columns: Row = {}
     for row in rows:
         columns |= dict.fromkeys(row)
@@ -400,11 +400,11 @@ def predictions_of_one_class(summary: Row) -> list[str]:
     if majority is None or rate is None or rate < ONE_CLASS or rate <= majority:
         return []
     if own:
-        found = f"the clients' own models of {summary['algorithm']} predict one class"
+        who_predicts = f"the clients' own models of {summary['algorithm']} predict one class"
     else:
-        found = f"{summary['algorithm']} predicts one class, {summary['test_one_class']},"
+        who_predicts = f"{summary['algorithm']} predicts one class, {summary['test_one_class']},"
     return [
-        f"{found} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
+        f"{who_predicts} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
         f"{summary[accuracy_name]:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
         "metric=balanced_accuracy, and try class_weights=balanced"
     ]
@@ -416,15 +416,15 @@ def without_shared_score(methods: Iterable[str], summaries: Iterable[Row]) -> li
     >>> without_shared_score(["fedavg", "fedper"], [{"shared_model": "whole"}, {"shared_model": "all keep a part"}])
     ['There is no shared score of fedper: all keep a part.']
     """
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for method, row in zip(methods, summaries, strict=True):
         reason = row.get(SHARED_MODEL, WHOLE)
-        if reason != WHOLE and method not in found.setdefault(reason, []):
-            found[reason].append(method)
-    return [
-        f"There is no shared score of {', '.join(names)}: {reason}."
-        for reason, names in found.items()
-    ]
+        if reason != WHOLE and method not in by_reason.setdefault(reason, []):
+            by_reason[reason].append(method)
+    lines = []
+    for reason, names in by_reason.items():
+        lines.append(f"There is no shared score of {', '.join(names)}: {reason}.")
+    return lines
 
 
 def _accumulated(

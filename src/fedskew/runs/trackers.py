@@ -66,11 +66,11 @@ class MLflow:
             tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db"
         )
         experiment = self._experiment(folder)
-        found = self.client.search_runs([experiment], max_results=1)
-        # Rounds that are there from before an interruption: the same bits, so that they may stay
+        earlier = self.client.search_runs([experiment], max_results=1)
+        # Rounds that were logged before an interruption stay: a resumed run would log the same bits
         self.logged = 0
-        if found:
-            self.run = found[0].info.run_id
+        if earlier:
+            self.run = earlier[0].info.run_id
             self.client.update_run(self.run, status="RUNNING")
             history = self.client.get_metric_history(self.run, "clients")  # a column of every round
             self.logged = max((entry.step for entry in history), default=0)
@@ -84,9 +84,9 @@ class MLflow:
 
     def _experiment(self, folder: Path) -> str:
         """Return the number of the experiment in the database, which is created if needed."""
-        there = self.client.get_experiment_by_name(_PROJECT)
-        if there:
-            return str(there.experiment_id)
+        existing = self.client.get_experiment_by_name(_PROJECT)
+        if existing:
+            return str(existing.experiment_id)
         place = (folder.absolute() / "mlflow").as_uri()
         return str(self.client.create_experiment(_PROJECT, artifact_location=place))
 
@@ -154,7 +154,7 @@ def _mlflow() -> Any:
     import mlflow
     import sqlalchemy  # noqa: F401
 
-    # It tells of every new table
+    # MLflow logs every new table of its database
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     return mlflow
 
@@ -166,7 +166,7 @@ def _wandb() -> Any:
     return wandb
 
 
-# By setting: tracker, and its package
+# By the name of the setting: the tracker, and what imports its package
 TRACKERS: "dict[str, tuple[Callable[..., Tracker], Callable[[], Any]]]" = {
     "tensorboard": (TensorBoard, _tensorboard),
     "mlflow": (MLflow, _mlflow),
@@ -183,8 +183,9 @@ def check_trackers(settings: Settings, folder: bool = True) -> None:
     for name in _wanted(settings):
         if not folder:
             raise FedskewError(f"{name}=true needs a run folder: leave folder=False out")
+        _, import_package = TRACKERS[name]
         try:
-            TRACKERS[name][1]()
+            import_package()
         except ImportError:
             raise FedskewError(
                 f"{name}=true needs the package: pip install 'fedskew[{name}]'"
@@ -205,7 +206,8 @@ class Tracking(Callback):
         for name in _wanted(server.settings):
             with self._warned(name):
                 settings = dict(_flat(read_file(folder / on_disk.CONFIG)))
-                self.trackers[name] = TRACKERS[name][0](folder, settings, rows)
+                tracker, _ = TRACKERS[name]
+                self.trackers[name] = tracker(folder, settings, rows)
 
     def on_round_end(self, result: RoundResult, rounds: int) -> None:
         """Log a round."""

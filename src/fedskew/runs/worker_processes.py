@@ -31,7 +31,7 @@ _joined: list[Group] = []  # the group of torchrun's processes, if this is one o
 def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     """Let the workers of the settings train for a server; they are gone afterwards, unless torchrun started them.
 
-    ``config`` is the whole configuration of the run, of which workers of torchrun make it themselves.
+    ``config`` is the whole configuration of the run, from which workers of torchrun prepare the run themselves.
     """
     workers = server.settings.workers
     if server.clients.away:
@@ -40,11 +40,9 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     elif workers is None:
         yield
     elif _joined:
-        with enlisted(
-            server,
-            _joined[0],
-            Recipe(dict(config), server.fed.fingerprint, [one.sha256 for one in imported()]),
-        ):
+        digests = [code.sha256 for code in imported()]
+        recipe = Recipe(dict(config), server.fed.fingerprint, digests)
+        with enlisted(server, _joined[0], recipe):
             yield
     elif workers == 1:
         yield
@@ -67,8 +65,8 @@ def _started(count: int, server: Server) -> Iterator[Group]:
         )
     context = multiprocessing.get_context("spawn")
     inputs = Inputs.of(server)
-    # Not one for all: memory that is shared is given once
-    codes = [_pickled(inputs) for _ in range(1, count)]
+    # Pickled once for every worker: a handle to shared memory can be given to one process only
+    pickles = [_pickled(inputs) for _ in range(1, count)]
     with tempfile.TemporaryDirectory() as place:
         meeting = str(Path(place) / "meeting")
         processes: list[BaseProcess] = []
@@ -83,7 +81,7 @@ def _started(count: int, server: Server) -> Iterator[Group]:
                     new.start()
                 processes.append(new)
                 pipes.append(mine)
-            _give(pipes, codes)
+            _give(pipes, pickles)
             with on_this_machine():
                 group = Group(LEADER, count, _store(meeting, count))
             try:
@@ -101,22 +99,27 @@ def _started(count: int, server: Server) -> Iterator[Group]:
 
 
 def _pickled(inputs: Inputs) -> bytes:
-    """Return the code of a run as Python gives it to a process that it starts, which not every object allows."""
+    """Return the inputs of a run as bytes for a process that Python starts; what cannot be pickled is an error."""
     try:
         return bytes(ForkingPickler.dumps(inputs))
     except Exception as problem:  # whatever the object of a user raises
-        name = next(
-            (name for name in ("model", "algorithm", "task") if not _given(getattr(inputs, name))),
-            "run",
-        )
+        part = _first_unpicklable(inputs)
         raise FedskewError(
-            f"the {name} cannot be sent to workers ({' '.join(str(problem).split())}): define its class and "
+            f"the {part} cannot be sent to workers ({' '.join(str(problem).split())}): define its class and "
             "functions in a module, by name, or leave workers out"
         ) from problem
 
 
-def _given(part: Any) -> bool:
-    """Return whether an object can be given to a process that is started."""
+def _first_unpicklable(inputs: Inputs) -> str:
+    """Return which part of the inputs cannot be pickled; ``run`` if it is none of those that a user writes."""
+    for name in ("model", "algorithm", "task"):
+        if not _can_be_pickled(getattr(inputs, name)):
+            return name
+    return "run"
+
+
+def _can_be_pickled(part: Any) -> bool:
+    """Return whether an object can be given to a process that Python starts."""
     try:
         ForkingPickler.dumps(part)
     except Exception:  # whatever the object of a user raises
@@ -124,15 +127,15 @@ def _given(part: Any) -> bool:
     return True
 
 
-def _give(pipes: Sequence[Connection], codes: Sequence[bytes]) -> None:
-    """Give every worker the code of the run, and wait until all have it.
+def _give(pipes: Sequence[Connection], pickles: Sequence[bytes]) -> None:
+    """Give every worker the inputs of the run, and wait until all have them.
 
-    It is no argument of the process: while Python writes these it holds the end that the process reads, and so waits
-    for ever for one that has ended.
+    They are no argument of the process: while Python writes its arguments, it holds the end that the process reads,
+    and would wait for ever for a process that has ended.
     """
-    for rank, (pipe, code) in enumerate(zip(pipes, codes, strict=True), 1):
+    for rank, (pipe, pickle) in enumerate(zip(pipes, pickles, strict=True), 1):
         with _beginning(rank):
-            pipe.send_bytes(code)
+            pipe.send_bytes(pickle)
     for rank, pipe in enumerate(pipes, 1):
         with _beginning(rank), pipe:
             pipe.recv_bytes()
