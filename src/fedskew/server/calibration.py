@@ -82,40 +82,39 @@ def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
     prefix = _prefix(worker)
 
     def loss(weights: Tensors, features: Tensor, labels: Tensor) -> Tensor:
-        outputs = functional_call(
-            layer, {name.removeprefix(prefix): w for name, w in weights.items()}, (features,)
-        )
+        of_layer = {name.removeprefix(prefix): value for name, value in weights.items()}
+        outputs = functional_call(layer, of_layer, (features,))
         return job.task.losses(outputs, labels)
 
     head = {}
     for name, value in trainable(worker).items():
         if name in layout(worker).head:
             head[name] = value.detach().clone()
-    found = calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
-    if not all(bool(torch.isfinite(value).all()) for value in found.values()):
+    calibrated = calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
+    if not all(bool(torch.isfinite(value).all()) for value in calibrated.values()):
         raise FedskewError(
             f"{job.algorithm.label()}: the new head is NaN or infinite: lower head_lr or check the data"
         )
-    return found
+    return calibrated
 
 
 @torch.no_grad()
 def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> None:
-    """Add the statistics of these rows; many rows at once, because sums over wide features are large themselves."""
+    """Add the statistics of these rows, of many at once: sums over wide features are as large as many rows."""
     assert job.algorithm.calibrator
     tap = Tap(worker)
-    layout = fastest_layout(worker, job.x)
-    size = rows_at_once(worker, job.x)
-    for many in torch.split(rows, ROWS_GATHERED):
-        gathered = []
-        for some in torch.split(many, size):
-            worker(job.x[some].contiguous(memory_format=layout))
-            gathered.append(tap.features)
-        features = torch.cat(gathered)
+    memory_format = fastest_layout(worker, job.x)
+    batch_size = rows_at_once(worker, job.x)
+    for gathered in torch.split(rows, ROWS_GATHERED):
+        features_of_batches = []
+        for batch in torch.split(gathered, batch_size):
+            worker(job.x[batch].contiguous(memory_format=memory_format))
+            features_of_batches.append(tap.features)
+        features = torch.cat(features_of_batches)
         # A client with invalid features must not affect the head
-        sound = torch.isfinite(features).all(1)
+        finite = torch.isfinite(features).all(1)
         job.algorithm.calibrator.add_statistics(
-            total, features[sound], job.y[many][sound], job.classes
+            total, features[finite], job.y[gathered][finite], job.classes
         )
     tap.remove()
 

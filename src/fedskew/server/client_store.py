@@ -30,15 +30,16 @@ class ClientStore:
 
     def __init__(self, fresh: Tree, home: torch.device = _HOST) -> None:
         self.fresh, self.home = fresh, home
-        self._slot: dict[int, int] = {}
+        self._slot: dict[int, int] = {}  # the row of each client
         self._changed: set[int] = set()
-        self._held = self._empty()
+        self._held = self._empty()  # the rows of all clients, and room for more
 
     def _empty(self) -> Tree:
-        result: Tree = {}
-        for part, ts in self.fresh.items():
-            result[part] = {name: value[None][:0].to(self.home) for name, value in ts.items()}
-        return result
+        """Return tensors with the shapes of the initial tree, and room for no client yet."""
+        empty: Tree = {}
+        for part, tensors in self.fresh.items():
+            empty[part] = {name: value[None][:0].to(self.home) for name, value in tensors.items()}
+        return empty
 
     def __bool__(self) -> bool:
         return bool(self.fresh)
@@ -56,8 +57,8 @@ class ClientStore:
     @property
     def row_bytes(self) -> int:
         """Return the size of ``rows`` for one client in bytes."""
-        held = (value.nbytes for tensors in self.fresh.values() for value in tensors.values())
-        return sum(held) + torch.int64.itemsize
+        sizes = (value.nbytes for tensors in self.fresh.values() for value in tensors.values())
+        return sum(sizes) + torch.int64.itemsize  # and the number of the client
 
     @property
     def all_bytes(self) -> int:
@@ -68,26 +69,24 @@ class ClientStore:
         """Return the trees of these clients stacked, on the device of the initial tree."""
         if not self:
             return {}
-        known = np.array(
-            [self._slot.get(client, -1) for client in clients.tolist()], dtype=np.int64
-        )
-        at = np.flatnonzero(known >= 0)
-        slots = torch.from_numpy(known[at]).to(self.home)
+        slot_or_minus_one = [self._slot.get(client, -1) for client in clients.tolist()]
+        all_slots = np.array(slot_or_minus_one, dtype=np.int64)
+        known = np.flatnonzero(all_slots >= 0)  # the places in ``clients`` of those with an entry
+        slots = torch.from_numpy(all_slots[known]).to(self.home)
 
-        def gather(start: Tensor, held: Tensor) -> Tensor:
-            old = held.index_select(0, slots).to(start.device)
-            if len(at) == len(clients):
-                return old
-            return start.expand(len(clients), *start.shape).index_copy(
-                0, torch.from_numpy(at).to(start.device), old
-            )
+        def gather(fresh: Tensor, held: Tensor) -> Tensor:
+            entries = held.index_select(0, slots).to(fresh.device)
+            if len(known) == len(clients):
+                return entries
+            initial = fresh.expand(len(clients), *fresh.shape)
+            return initial.index_copy(0, torch.from_numpy(known).to(fresh.device), entries)
 
-        result: Tree = {}
-        for part, ts in self.fresh.items():
-            result[part] = {
-                name: gather(value, self._held[part][name]) for name, value in ts.items()
-            }
-        return result
+        stacked: Tree = {}
+        for part, tensors in self.fresh.items():
+            stacked[part] = {}
+            for name, fresh in tensors.items():
+                stacked[part][name] = gather(fresh, self._held[part][name])
+        return stacked
 
     def put(self, clients: Ints, tree: Tree) -> None:
         """Replace the trees of these clients."""

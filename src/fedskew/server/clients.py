@@ -27,8 +27,9 @@ from fedskew.topology.run_state import RunState, group_of
 
 # Names of what clients keep, and of the models they train for themselves
 OWN, PERSONAL = "own", "personal"
-AWAY = "away"  # under which a checkpoint names what clients on machines of their own keep there
-STORE = "store"  # under which it names what clients keep here
+# Groups of names in a checkpoint
+AWAY = "away"  # what clients on machines of their own keep there
+STORE = "store"  # what clients keep here
 
 
 class Clients(RoundClients, Protocol):
@@ -51,7 +52,7 @@ class Clients(RoundClients, Protocol):
         ...
 
     def checkpoint(self) -> Tensors:
-        """Return what stands in a checkpoint for clients, beside the stores."""
+        """Return what a checkpoint needs to know of clients, beside the stores."""
         ...
 
     def restore(self, flat: Tensors) -> None:
@@ -69,7 +70,7 @@ class Clients(RoundClients, Protocol):
         ...
 
     def introduced(self) -> Mapping[str, Any] | None:
-        """Return by what the nodes of a run are known again, for its folder; None without such nodes."""
+        """Return how a resumed run recognises its nodes, for the run folder; None where clients are no nodes."""
         ...
 
 
@@ -88,9 +89,9 @@ class LocalClients:
         self.state = state
         self.store = self._store(context.fresh_client)
         self.personal: ClientStore | None = None
-        own_job = jobs_of(context.job)[1:]
-        if own_job:
-            self.personal = self._store(fresh_client(*own_job))
+        personal_jobs = jobs_of(context.job)[1:]
+        if personal_jobs:
+            self.personal = self._store(fresh_client(personal_jobs[0]))
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore(fresh, home_of(fresh, self.context.trained_on.clients))
@@ -174,12 +175,12 @@ class LocalClients:
 
     def stores(self) -> dict[str, ClientStore]:
         """Return what clients keep, by name; empty where they keep nothing."""
-        result = {}
+        stores = {}
         if self.store:
-            result[OWN] = self.store
+            stores[OWN] = self.store
         if self.personal:
-            result[PERSONAL] = self.personal
-        return result
+            stores[PERSONAL] = self.personal
+        return stores
 
     def checkpoint(self) -> Tensors:
         """Return nothing: all is in the stores."""
@@ -192,11 +193,11 @@ class LocalClients:
 
 
 def _with_rows(tensors: Tensors, index: torch.Tensor, rows: Tensors) -> Tensors:
-    """Return tensors with other rows at an index."""
-    result: Tensors = {}
+    """Return a copy of the tensors in which ``rows`` replace those at ``index``."""
+    replaced: Tensors = {}
     for name, value in tensors.items():
-        result[name] = value.index_copy(0, index.to(value.device), rows[name])
-    return result
+        replaced[name] = value.index_copy(0, index.to(value.device), rows[name])
+    return replaced
 
 
 def jobs_of(job: Job) -> list[Job]:

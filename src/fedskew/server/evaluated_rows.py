@@ -15,7 +15,7 @@ from fedskew.engine.inference import Inference
 from fedskew.engine.stacked import can_be_stacked
 from fedskew.tasks.task import Task
 
-STACKED_BYTES = 256 << 20  # of clients' own models that are evaluated together
+STACKED_BYTES = 256 << 20  # for clients' own models that are evaluated in one stack
 
 OwnModel: TypeAlias = Callable[[int], Tensors]
 Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
@@ -91,19 +91,19 @@ class EvaluatedRows:
 
     def outputs(self, state: Tensors, index: Tensor) -> Tensor:
         """Return the outputs of a model for the rows at an index."""
-        found = []
+        batches = []
         for outputs, _ in self.runner.inference.outputs(state, self.x, index):
-            found.append(outputs)
-        return torch.cat(found)
+            batches.append(outputs)
+        return torch.cat(batches)
 
     def row_scores(self, state: Tensors, rows: Ints) -> tuple[Floats, Floats]:
         """Return loss and score of each of these rows, without keeping the outputs of many rows."""
         losses = [self.x.new_empty(0)]
         scores = [self.x.new_empty(0)]
         index = torch.from_numpy(rows).to(self.y.device)
-        for outputs, some in self.runner.inference.outputs(state, self.x, index):
-            losses.append(self.task.losses(outputs, self.y[some], "none"))
-            scores.append(self.task.row_scores(outputs, self.y[some]))
+        for outputs, batch in self.runner.inference.outputs(state, self.x, index):
+            losses.append(self.task.losses(outputs, self.y[batch], "none"))
+            scores.append(self.task.row_scores(outputs, self.y[batch]))
         return on_host(torch.cat(losses)), on_host(torch.cat(scores))
 
     def of_clients(self, state: Tensors, pieces: Sequence[Ints]) -> tuple[Floats, Floats]:
@@ -124,12 +124,13 @@ class EvaluatedRows:
         sizes = sizes_of(pieces)
         loss = np.full(len(clients), np.nan)
         score = np.full(len(clients), np.nan)
+        # The clients with the most rows first, those without rows left out
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         room = self.runner.room
         for first in range(0, len(order), room):
-            some = order[first : first + room]
-            models = [own(int(client)) for client in clients[some]]
-            loss[some], score[some] = self._in_stack(models, [pieces[i] for i in some])
+            places = order[first : first + room]
+            models = [own(int(client)) for client in clients[places]]
+            loss[places], score[places] = self._in_stack(models, [pieces[i] for i in places])
         return loss, score
 
     def own_scores(

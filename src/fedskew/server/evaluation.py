@@ -32,7 +32,7 @@ from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold, ThresholdMetric, choose_threshold
 
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
-# Of a task that has them, what is reported after every evaluation
+# The cheap metrics that every evaluation reports, if the task has them
 ROUND_METRICS = ("accuracy", "balanced_accuracy")
 
 
@@ -139,10 +139,10 @@ def mean_score(scores: list[Score], names: Iterable[str]) -> Score | None:
     """Return the mean of each of these numbers over some scores; None without scores."""
     if not scores:
         return None
-    result = {}
+    means = {}
     for name in names:
-        result[name] = float(np.mean([one[name] for one in scores]))
-    return result
+        means[name] = float(np.mean([score[name] for score in scores]))
+    return means
 
 
 class Evaluator:
@@ -169,12 +169,13 @@ class Evaluator:
         for name, rows in (("validation", fed.validation), ("test", fed.test)):
             if rows is not None and len(rows):
                 self._parts[name] = self._placed(rows)
-        held = fed.partition.rows
-        if eval_rows is not None and eval_rows < len(held):
-            held = held[np.sort(Stream(seed, "evaluation").sample(len(held), eval_rows))]
-        self._train_rows = held
-        self._sampled = np.zeros(len(job.y), dtype=np.bool_)
-        self._sampled[held] = True
+        train_rows = fed.partition.rows
+        if eval_rows is not None and eval_rows < len(train_rows):
+            sample = Stream(seed, "evaluation").sample(len(train_rows), eval_rows)
+            train_rows = train_rows[np.sort(sample)]
+        self._train_rows = train_rows
+        self._sampled = np.zeros(len(job.y), dtype=np.bool_)  # whether a row is one of these
+        self._sampled[train_rows] = True
         self._final = FinalEvaluation(fed, self.metrics, seed, self._train, self._parts.get("test"))
         self._poison = job.algorithm.poison
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
@@ -186,14 +187,14 @@ class Evaluator:
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
-        result = []
+        parts = []
         if common:
-            result += ["train", *self._parts]
+            parts += ["train", *self._parts]
         if personal and "test" in self._parts:
-            result.append("own_test")
+            parts.append("own_test")
         if trained and "test" in self._parts:
-            result.append("trained_test")
-        return result
+            parts.append("trained_test")
+        return parts
 
     @torch.inference_mode()
     def evaluate(self, models: RoundModels) -> RoundScores:
@@ -217,16 +218,17 @@ class Evaluator:
         if state is None:
             return {}, self.on_own_rows(state, models.own, clients, models.rows)
         pieces = [models.rows.of(int(client)) for client in clients]
-        mine = joined(pieces)
-        fresh = mine[~self._sampled[mine]]
         found = self.found(state, {})
         train = found["train"]
+        # By the number of the row; only rows that are scored are filled in
         losses = np.empty(len(self._sampled))
         scores = np.empty(len(self._sampled))
         losses[self._train_rows] = on_host(train.losses)
         scores[self._train_rows] = on_host(self.task.row_scores(train.outputs, train.targets))
-        losses[fresh], scores[fresh] = self._train.row_scores(state, fresh)
-        common = means_of(losses[mine], scores[mine], sizes_of(pieces))
+        of_clients = joined(pieces)
+        unscored = of_clients[~self._sampled[of_clients]]
+        losses[unscored], scores[unscored] = self._train.row_scores(state, unscored)
+        common = means_of(losses[of_clients], scores[of_clients], sizes_of(pieces))
         own = self._train.with_own(common, models.own, clients, pieces)
         return self._scored(found, self.metrics), own
 
@@ -236,10 +238,10 @@ class Evaluator:
         for client in clients:
             state = models.trained[int(client)]
             each.append(self.on_own_rows(state, None, np.array([client]), models.rows))
-        result: dict[str, Floats] = {}
+        columns: dict[str, Floats] = {}
         for name in own_columns(False, True, self.task.row_metric):
-            result[name] = np.array([float(one[name][0]) for one in each])
-        return result
+            columns[name] = np.array([float(scores[name][0]) for scores in each])
+        return columns
 
     @torch.inference_mode()
     def scores(self, state: Tensors) -> dict[str, Score]:
@@ -300,7 +302,8 @@ class Evaluator:
             return None
         rows = self._parts["test"]
         found = [rows.found(own(int(client))) for client in clients[:OWN_TESTED]]
-        return mean_score([one.score(self.task, self.metrics) for one in found], self.names)
+        scores = [of_client.score(self.task, self.metrics) for of_client in found]
+        return mean_score(scores, self.names)
 
     @torch.inference_mode()
     def on_own_rows(

@@ -104,8 +104,8 @@ class FinalEvaluation:
     def _test_split(self) -> Partition | None:
         """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
         fed = self.fed
-        alone = fed.held_out is None and fed.data.silos and fed.named
-        if not alone or fed.test.group is None:
+        comes_with_clients = fed.data.silos and fed.named
+        if fed.held_out is not None or not comes_with_clients or fed.test.group is None:
             return None
         pieces = []
         for name in fed.client_names:
@@ -126,11 +126,9 @@ class FinalEvaluation:
             split = self._test_split
         table = self._table(rows, state, own, split)
         names = [name for name in self.task.metric_names if name not in table[0]]
-        tested = table
-        if len(table) > FINAL_TESTED:
-            tested = table[:: -(-len(table) // FINAL_TESTED)]
+        step = max(1, -(-len(table) // FINAL_TESTED))  # rounded up
         matrices: list[Ints] = []
-        for entry in tested:
+        for entry in table[::step]:
             mine = split.of(entry["client"])
             if own is None:
                 assert state is not None
@@ -199,7 +197,6 @@ def _add_majority_rates(table: list[dict[str, Any]], counts: Ints) -> None:
     """Add the share of each client's most frequent class among the rows on which it is evaluated."""
     for entry, of_client in zip(table, counts, strict=True):
         rows = int(of_client.sum())
+        entry["majority_rate"] = float("nan")
         if rows:
             entry["majority_rate"] = int(of_client.max()) / rows
-        else:
-            entry["majority_rate"] = float("nan")

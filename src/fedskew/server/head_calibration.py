@@ -33,7 +33,8 @@ class HeadCalibration:
         self.state.params = {**self.state.params, **head}
         for name, value in _columns(self.scorer.all_scores()).items():
             row.setdefault(name, value)
-        if self.calibrator.every:  # then the last round includes its cost
+        if self.calibrator.every:
+            # The last round has calibrated as well, and its row includes the cost
             cost = dict.fromkeys(cost, 0)
         for name, value in cost.items():
             row[f"calibration_{name}"] = value

@@ -90,7 +90,7 @@ def label_holdings(
     """
     labels = fed.train.y
     classes = len(fed.data.classes)
-    # No method that uses labels gets here; to the others all rows are of one class
+    # Targets that are no classes: a method that uses labels was refused, and for others all rows are of one class
     if fed.data.target != "class":
         labels = np.zeros(len(fed.train), dtype=np.int64)
         classes = 1
@@ -109,21 +109,26 @@ def label_holdings(
         for label, name in held.items():
             placeholder[label] = name
     secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
+    return _with_agreed_numbers(secret, agreed), agreed
+
+
+def _with_agreed_numbers(secret: Holdings, agreed: Agreement) -> Holdings:
+    """Return holdings by placeholders with the totals or shares of labels that the server has learnt."""
     if agreed.counts is not None:
         totals = np.array([agreed.counts[name] for name in range(len(agreed.counts))])
-        return replace(secret, totals=totals), agreed
+        return replace(secret, totals=totals)
     assert agreed.shares is not None
     shares = np.zeros(secret.counts.shape)
-    for client, shares_of in enumerate(agreed.shares):
-        shares[client, list(shares_of)] = list(shares_of.values())
-    return replace(secret, shares=shares), agreed
+    for client, shares_of_client in enumerate(agreed.shares):
+        shares[client, list(shares_of_client)] = list(shares_of_client.values())
+    return replace(secret, shares=shares)
 
 
 def _counts_of_clients(holdings: Holdings) -> list[dict[int, int]]:
     """Return how many rows of each of its labels every client has."""
     counts = []
     for row in holdings.counts:
-        counts.append({int(k): int(row[k]) for k in np.flatnonzero(row)})
+        counts.append({int(label): int(row[label]) for label in np.flatnonzero(row)})
     return counts
 
 

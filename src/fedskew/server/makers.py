@@ -14,7 +14,7 @@ from fedskew.tasks.task import Task
 
 MakeServer: TypeAlias = Callable[[Federation, nn.Module, Algorithm, Settings, Task], Server]
 MAKERS: dict[str, MakeServer] = {}  # by the name of the engine
-_HOMES = {"flower": "fedskew.deploy.remote_server"}  # what registers there, imported at first use
+_HOMES = {"flower": "fedskew.deploy.remote_server"}  # the module that registers an engine there
 
 
 def maker_for(engine: str) -> MakeServer:

@@ -101,37 +101,34 @@ def _check_task(job: Job, settings: Settings) -> None:
         if name not in task.metric_names:
             raise unknown(f"metric of task {task.label()}", name, task.metric_names)
     task.headline(settings.metric)  # likewise
-    if (
-        {"classes", "class_counts"} & algorithm.requires
-        and task.target == "class"
-        and task.width(job.classes) != job.classes
-    ):
-        raise FedskewError(
-            f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: "
-            "use task=classification"
-        )
+    needs_classes = {"classes", "class_counts"} & algorithm.requires
     if task.target == "class":
+        if needs_classes and task.width(job.classes) != job.classes:
+            raise FedskewError(
+                f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: "
+                "use task=classification"
+            )
         return
 
-    def refuse(does: str) -> FedskewError:
+    def refusal(does: str) -> FedskewError:
+        what = "several labels a row"
         if task.target == "number":
             what = "numbers"
-        else:
-            what = "several labels a row"
         return FedskewError(
             f"{algorithm.label()} {does} classes, and the targets of task {task.label()} are {what}: use another method"
         )
 
     def no_counts() -> NoReturn:
-        raise refuse("selects clients by their")
+        raise refusal("selects clients by their")
 
     topology = algorithm.topology(0)
     if isinstance(topology, Scheduled) and topology.label_access != "none":
-        raise refuse("schedules samples by their")
+        raise refusal("schedules samples by their")
     if algorithm.calibrator:
-        raise refuse("needs the features of")
-    if {"classes", "class_counts"} & algorithm.requires:
-        raise refuse("looks at")
+        raise refusal("needs the features of")
+    if needs_classes:
+        raise refusal("looks at")
+    # A selection that asks for the class counts of clients is refused when it does
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
 
 
@@ -139,10 +136,9 @@ def check_thresholds(task: Task, fed: Federation, job: Job) -> None:
     """Raise an error if no threshold can be chosen: for two classes, on validation rows of both, of a global model."""
     classes = len(fed.data.classes)
     if not isinstance(task, BuiltIn) or task.target != "class" or classes != 2:
+        have = f"is task {task.label()}"
         if task.target == "class":
             have = f"has {classes} classes"
-        else:
-            have = f"is task {task.label()}"
         raise FedskewError(
             f"thresholds are for two classes and the tasks classification and binary, and this {have}: leave it out; "
             "class_weights=balanced is for any number of classes"
@@ -163,8 +159,8 @@ def _check_schedule(job: Job, settings: Settings) -> None:
     topology = job.algorithm.topology(0)
     if not isinstance(topology, Scheduled):
         return
-    few = min(settings.batch_size, job.partition.clients) < 2
-    if topology.secure and isinstance(topology, Synchronous) and few:
+    has_one_client_a_step = min(settings.batch_size, job.partition.clients) < 2
+    if topology.secure and isinstance(topology, Synchronous) and has_one_client_a_step:
         raise FedskewError(
             "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 "
             "clients and batch_size=2"
@@ -201,13 +197,12 @@ def _check_aggregation(job: Job, per_round: int) -> None:
         raise FedskewError(
             f"{method}: clients send nothing that could be combined: leave the rule out"
         )
+    updates = per_round
     if isinstance(topology, Buffered):
         updates = min(topology.buffer_size, per_round)
-    else:
-        updates = per_round
-    few = isinstance(topology, Buffered) or "pooled_rows" in algorithm.requires
+    may_have_few = isinstance(topology, Buffered) or "pooled_rows" in algorithm.requires
     least = max(2, algorithm.aggregator.least_updates)
-    if few and updates < least:
+    if may_have_few and updates < least:
         raise FedskewError(
             f"{method}: the rule needs the updates of at least {least} clients, and a step of the server "
             f"has {updates}: take more clients a round (per_round), or leave the rule out"
@@ -272,9 +267,9 @@ def least_batch(model: nn.Module, trained_on: Partition, batch_size: int, fed: F
 
 
 def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
-    """Return what clients count by in the mean: the method's own choice, or the setting's, or that of the paper."""
+    """Return what clients count by in the mean: what the method prescribes, else what the settings or its paper say."""
+    if algorithm.weighting.by:
+        return algorithm.weighting.by
     if settings.weights == "paper":
-        setting = algorithm.weighting.paper
-    else:
-        setting = settings.weights
-    return algorithm.weighting.by or setting
+        return algorithm.weighting.paper
+    return settings.weights

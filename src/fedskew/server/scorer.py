@@ -118,15 +118,15 @@ class Scorer:
         metric = self.context.job.task.row_metric
         columns = dict(clients.columns)
         numbers = columns.pop("client")
-        result = {"client": numbers}
+        named = {"client": numbers}
         if self._names is not None:
-            result["name"] = Column(self._names[numbers.values])
+            named["name"] = Column(self._names[numbers.values])
         for name, column in columns.items():
             if name != "local_accuracy":
-                result[name] = column
+                named[name] = column
             elif metric:
-                result[f"local_{metric}"] = column
-        return result
+                named[f"local_{metric}"] = column
+        return named
 
     @cached_property
     def _names(self) -> NDArray[Any] | None:
@@ -137,6 +137,7 @@ class Scorer:
 
     @property
     def _pooled(self) -> bool:
+        """Return whether one client trains on the rows of all."""
         return self.context.trained_on is not self.fed.partition
 
     def _local_means(self, columns: Mapping[str, Column]) -> Row:
@@ -167,10 +168,10 @@ class Scorer:
         if scores is None:
             return _empty(names, len(numbers))
         places = np.searchsorted(numbers, invited)
-        result = {}
+        own = {}
         for name in names:
-            result[name] = Column.at(places, scores.own[name], len(numbers))
-        return result
+            own[name] = Column.at(places, scores.own[name], len(numbers))
+        return own
 
     def _trained_columns(
         self,
@@ -184,10 +185,11 @@ class Scorer:
         if scores is None:
             return _empty([f"trained_{name}" for name in names], len(numbers))
         places = np.searchsorted(numbers, np.array(sorted(trained), dtype=np.int64))
-        result = {}
+        after_training = {}
         for name in names:
-            result[f"trained_{name}"] = Column.at(places, scores.trained[name], len(numbers))
-        return result
+            values = scores.trained[name]
+            after_training[f"trained_{name}"] = Column.at(places, values, len(numbers))
+        return after_training
 
     def _score_columns(self, scores: RoundScores | None) -> Row:
         """Return the scores of each part of the data, empty where models are not evaluated."""
@@ -228,15 +230,15 @@ class Scorer:
 
     def final_clients(self) -> FinalClients:
         """Return one row for each client with the scores of its final model, and their confusion matrix."""
-        found = self.evaluator.final(self.common(), self.own())
+        final = self.evaluator.final(self.common(), self.own())
         if not self.fed.named:
-            return found
+            return final
         names = self.fed.client_names
         table = []
-        for row in found.table:
+        for row in final.table:
             client = row["client"]
             table.append({"client": client, "name": names[client], **row})
-        return FinalClients(table, found.confusion)
+        return FinalClients(table, final.confusion)
 
 
 def _empty(names: Iterable[str], count: int) -> dict[str, Column]:

@@ -18,9 +18,7 @@ from fedskew.server.clients import STORE, LocalClients, MakeClients
 from fedskew.server.evaluated_rows import Score
 from fedskew.server.final_evaluation import FinalClients
 from fedskew.server.head_calibration import HeadCalibration
-from fedskew.server.label_holders import (
-    LabelHolders,
-)
+from fedskew.server.label_holders import LabelHolders
 from fedskew.server.refusals import (
     check_all,
     check_private,
@@ -75,9 +73,9 @@ class Server:
         self.weights = weights_of(algorithm, settings)
         self.least = least_batch(model, self.trained_on, settings.batch_size, fed)
         task = task or resolve(BY_TARGET[fed.data.target])
-        self.rows, held = rows_to_train_on(fed, self.trained_on, algorithm, settings.seed)
+        self.rows, partition = rows_to_train_on(fed, self.trained_on, algorithm, settings.seed)
         classes = len(fed.data.classes)
-        self.job = make_job(model, self.rows, held, algorithm, settings, 0, task, classes)
+        self.job = make_job(model, self.rows, partition, algorithm, settings, 0, task, classes)
         self.model = self.job.model
         self.device = self.job.x.device
         check_all(self.job, settings, self.per_round)
@@ -110,7 +108,7 @@ class Server:
         self.rounds = rounds_of(context, self.state, self.clients, self.labels, trained)
         if isinstance(self.rounds, ParallelRounds):
             check_private(self.job, settings, machines, sample_payload(context, self.state))
-        # The protocol is slow, and a resumed run has its result in the checkpoint
+        # The protocol for secret labels is slow, and a resumed run has its result in the checkpoint: it is run later
         if not self.job.secure:
             self.labels.find()
         self.scorer = Scorer(fed, context, self.state, self.clients, trained)
@@ -171,6 +169,7 @@ class Server:
         return self.settings.lr * factor
 
     def _advanced(self, outcome: RoundOutcome, lr: float) -> RoundResult:
+        """Count the round, and return its rows for the tables."""
         self.state.round += 1
         if self.round == 1:
             outcome = self.labels.with_protocol(outcome)
@@ -185,8 +184,8 @@ class Server:
         with computing(self.threads):
             scores = self.scorer.all_scores()
         row: Row = {}
-        for part, found in scores.items():
-            for name, value in found.items():
+        for part, score in scores.items():
+            for name, value in score.items():
                 row[f"{part}_{name}_last"] = value
         return row
 

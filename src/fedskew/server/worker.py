@@ -116,7 +116,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker of ``torchrun`` is sent before the first round: names and options, of which it makes the run.
+    """What a worker of ``torchrun`` is sent before the first round: names and options, from which it makes the run.
 
     ``fingerprint`` is that of the rows of all clients, ``imports`` the SHA-256 of the modules that the user imported.
     """
@@ -133,7 +133,7 @@ class Recipe:
                 f"{socket.gethostname()} has other rows of {server.fed.data.name} than the machine of process 0: "
                 "copy the data from there"
             )
-        if [one.sha256 for one in imported()] != self.imports:
+        if [code.sha256 for code in imported()] != self.imports:
             raise FedskewError(
                 f"{socket.gethostname()} has other code in what --import names than the machine of process 0: copy it "
                 "from there"
@@ -144,7 +144,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Begin:
-    """Tells a worker that a run begins: on which device, and of what it is made."""
+    """Tells a worker that a run begins: on which device, and what the run is made from."""
 
     device: str
     content: Numbers | Recipe
@@ -169,8 +169,10 @@ def enlisted(server: Server, group: Group, content: Numbers | Recipe) -> Iterato
     mine, theirs = group.ask([begin] * len(group.workers), lambda: _gpu(server.device))
     gpus = [mine, *theirs]
     group.device = server.device
-    own = None not in gpus and len(set(gpus)) == group.size
-    group.ask([Gpus(own)] * len(group.workers), lambda: group.use_gpus(own))
+    each_has_its_own = None not in gpus and len(set(gpus)) == group.size
+    group.ask(
+        [Gpus(each_has_its_own)] * len(group.workers), lambda: group.use_gpus(each_has_its_own)
+    )
     engine.group = group
     try:
         yield
@@ -216,10 +218,14 @@ def serve(group: Group, number: int, trainer_of: Callable[[Any], ShardTrainer]) 
 
 
 def _choose_gpu(device: str, number: int) -> None:
-    """Let the workers of a machine take one GPU after the other, where the user left the choice open."""
-    found = pick_device(device)
-    if found.type == "cuda":
-        torch.cuda.set_device(number % torch.cuda.device_count() if found.index is None else found)
+    """Choose the GPU of this process; where the user named none, the workers of a machine take theirs in turn."""
+    chosen = pick_device(device)
+    if chosen.type != "cuda":
+        return
+    if chosen.index is None:
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    else:
+        torch.cuda.set_device(chosen)
 
 
 def _gpu(device: torch.device) -> str | None:
