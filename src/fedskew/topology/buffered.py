@@ -50,31 +50,31 @@ class BufferedRounds(ParallelRounds):
         arrived, assignments = self.pending.collect(
             self.buffer_size, lambda turn, count, busy: self._invite(lr, turn, count, busy)
         )
-        everyone = self._trained([*arrived, *self.pending.clients], lr)
-        self.pending.clients = everyone[len(arrived) :]
-        arrived = everyone[: len(arrived)]
+        trained = self._trained([*arrived, *self.pending.clients], lr)
+        self.pending.clients = trained[len(arrived) :]
+        arrived = trained[: len(arrived)]
         collector = self._collector()
         stacks = self._add(collector, arrived)
         return self._aggregate(collector, self._assignment(began, arrived, assignments), stacks)
 
     def _trained(self, everyone: list[PendingClient], lr: float) -> list[PendingClient]:
-        """Return the clients with their updates, which those compute now that were invited in this round."""
-        fresh = []
+        """Return the clients with their updates: those that were invited in this round compute them now."""
+        plans = []
         asked = set()
         for client in everyone:
             if client.answers and not client.update:
-                fresh.append(client.plan)
+                plans.append(client.plan)
                 asked.add(client.number)
-        answers = self._answers(fresh, lr)
-        done = []
+        answers = self._answers(plans, lr)
+        trained = []
         for client in everyone:
             if client.number in answers:
-                done.append(replace(client, update=answers[client.number]))
+                trained.append(replace(client, update=answers[client.number]))
             elif client.number in asked:
-                done.append(client.dropped())
+                trained.append(client.dropped())
             else:
-                done.append(client)
-        return done
+                trained.append(client)
+        return trained
 
     def _answers(self, plans: list[Plan], lr: float) -> dict[int, Updates]:
         """Return the updates of these clients: all start from the current weights, so they can train together."""
@@ -83,8 +83,8 @@ class BufferedRounds(ParallelRounds):
             return answers
         plan = Plan.together(plans)
         for updates in self.context.engine.train(self.context.job, self._start(plan, lr), plan):
-            for one in each(updates):
-                answers[int(one.report.clients[0])] = one
+            for update in each(updates):
+                answers[int(update.report.clients[0])] = update
         return answers
 
     def _add(self, collector: UpdateCollector, arrived: list[PendingClient]) -> list[Arrived]:
@@ -112,6 +112,6 @@ class BufferedRounds(ParallelRounds):
             np.concatenate([client.bytes_down for client in arrived]),
             np.concatenate([client.bytes_up for client in arrived]),
             None,
-            sum(one.others_down for one in assignments),
-            sum(one.others_up for one in assignments),
+            sum(assignment.others_down for assignment in assignments),
+            sum(assignment.others_up for assignment in assignments),
         )

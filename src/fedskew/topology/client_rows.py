@@ -44,7 +44,7 @@ def client_rows(
 
 
 class _Places:
-    """The rows of the table in which clients are: those that trained, and those that only measured."""
+    """The place of every client in the table: of those that trained, and of the rest, which only measured."""
 
     def __init__(self, assignment: Assignment) -> None:
         self.rest: Measured | None = assignment.only_measured()

@@ -42,7 +42,7 @@ class Column(NamedTuple):
             return [quoted(name) for name in plain]
         if self.known is not None and not self.known.any():
             return [""] * len(plain)
-        # Many columns hold one number. Not so where it is 0, which equals -0.0.
+        # Many columns hold the same number everywhere. 0 is left out, as it equals -0.0, which has another text.
         if plain and plain[0] and plain.count(plain[0]) == len(plain):
             return self._with_gaps([repr(plain[0])] * len(plain), "")
         return self._with_gaps([*map(repr, plain)], "")
@@ -50,10 +50,13 @@ class Column(NamedTuple):
     def _with_gaps(self, entries: list[Any], gap: Any) -> list[Any]:
         if self.known is None:
             return entries
-        result: list[Any] = []
+        with_gaps: list[Any] = []
         for entry, known in zip(entries, self.known.tolist(), strict=True):
-            result.append(entry if known else gap)
-        return result
+            if known:
+                with_gaps.append(entry)
+            else:
+                with_gaps.append(gap)
+        return with_gaps
 
 
 def quoted(text: str) -> str:
@@ -62,8 +65,8 @@ def quoted(text: str) -> str:
     >>> quoted('ward 7'), quoted('ward "7", east')
     ('ward 7', '"ward ""7"", east"')
     """
-    plain = not any(sign in text for sign in ',"\n\r')
-    if plain:
+    needs_quotes = any(sign in text for sign in ',"\n\r')
+    if not needs_quotes:
         return text
     return '"' + text.replace('"', '""') + '"'
 

@@ -62,7 +62,7 @@ class Combined:
 
 @dataclass(frozen=True)
 class Added:
-    """What was added up of some clients of a round, for another collector."""
+    """What a collector has added up over some clients of a round, for another collector to merge."""
 
     total: float  # weight of these clients
     clients: list[Ints]
@@ -111,20 +111,16 @@ class UpdateCollector:
         if len(keep) < len(report.clients):
             index = torch.from_numpy(keep)
             valid = Updates(
-                _some(report, keep),
+                _report_of(report, keep),
                 rows_of(updates.payload, index),
                 rows_of({"": updates.buffers}, index)[""],
                 rows_of(updates.kept, index),
             )
         if len(keep):
-            self._accumulate(
-                valid, self.algorithm.weight(replace(valid.report, weights=self.weights))
-            )
-        first = {**updates.payload, BUFFERS: updates.buffers}
-        one = {}
-        for part, tensors in first.items():
-            one[part] = {name: value[0] for name, value in tensors.items()}
-        return Arrived(report, valid.report.clients, valid.kept, self.algorithm.channel.bytes(one))
+            weights = self.algorithm.weight(replace(valid.report, weights=self.weights))
+            self._accumulate(valid, weights)
+        sent = self.algorithm.channel.bytes(_sent_by_first(updates))
+        return Arrived(report, valid.report.clients, valid.kept, sent)
 
     @property
     def added(self) -> Added:
@@ -149,10 +145,9 @@ class UpdateCollector:
         self.total += float(weights.sum())
         self._clients.append(valid.report.clients)
         self._weights.append(weights)
+        sent = valid.payload
         if valid.buffers:
             sent = {**valid.payload, BUFFERS: encode(valid.buffers)}
-        else:
-            sent = valid.payload
         if self.aggregator.needs_all or self._agreement:
             self._stacks.append(sent)
         if self.aggregator.needs_all:
@@ -183,20 +178,19 @@ class UpdateCollector:
         order = np.argsort(clients, kind="stable")
         clients = clients[order]
         weights = weights[order]
+        whole: Tree = {}
         if self._stacks:
             whole = self._whole(order)
-        else:
-            whole = {}
         if self.aggregator.needs_all:
-            found = self._ruled(whole, clients, weights)
+            combined = self._ruled(whole, clients, weights)
         else:
-            found = self._added_up(clients, weights)
+            combined = self._added_up(clients, weights)
         if self._agreement:
-            return replace(found, agreement=_agreement(whole, found.payload))
-        return found
+            return replace(combined, agreement=_agreement(whole, combined.payload))
+        return combined
 
     def _whole(self, order: Ints) -> Tree:
-        """Return all stacks concatenated into one."""
+        """Return all stacks concatenated into one, with the clients in this order."""
         whole: Tree = {}
         for part, tensors in self._stacks[0].items():
             whole[part] = {}
@@ -217,7 +211,7 @@ class UpdateCollector:
         for part, tensors in whole.items():
             if part not in self.mirrored:
                 ruled[part] = tensors
-        found, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
+        combined, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
         shares = share.double().cpu().numpy()
         weights = np.where(shares > 0, weights, 0.0)
         mean: Tree = {}
@@ -229,20 +223,19 @@ class UpdateCollector:
         for part, tensors in mean.items():
             if part in self.mirrored:
                 payload[part] = tensors
-        payload |= _without_buffers(found)
-        return Combined(
-            payload, mean or payload, found.get(BUFFERS, {}), clients, shares, weights[shares > 0]
-        )
+        payload |= _without_buffers(combined)
+        buffers = combined.get(BUFFERS, {})
+        return Combined(payload, mean or payload, buffers, clients, shares, weights[shares > 0])
 
 
 def _agreement(whole: Tree, payload: Tree) -> Floats:
     """Return ``(1 + cosine) / 2`` of each client's update and the combined one; 1/2 where one of them is zero."""
-    mine = torch.cat(
-        [value.unsqueeze(1).flatten(1) for value in whole["delta"].values()], 1
-    ).double()
-    ours = torch.cat([payload["delta"][name].flatten() for name in whole["delta"]]).double()
-    lengths = torch.linalg.vector_norm(mine, dim=1) * torch.linalg.vector_norm(ours)
-    cosine = torch.where(lengths > 0, mine @ ours / lengths, 0.0).clamp(-1, 1)
+    flat_updates = [value.unsqueeze(1).flatten(1) for value in whole["delta"].values()]
+    flat_combined = [payload["delta"][name].flatten() for name in whole["delta"]]
+    updates = torch.cat(flat_updates, 1).double()
+    combined = torch.cat(flat_combined).double()
+    lengths = torch.linalg.vector_norm(updates, dim=1) * torch.linalg.vector_norm(combined)
+    cosine = torch.where(lengths > 0, updates @ combined / lengths, 0.0).clamp(-1, 1)
     return np.asarray(((1 + cosine) / 2).cpu().numpy())
 
 
@@ -258,16 +251,25 @@ def _on_device(weights: Floats, tree: Tree) -> Tensor:
 
 
 def _divided(sums: Tree, total: float) -> Tree:
-    result: Tree = {}
+    mean: Tree = {}
     for part, tensors in sums.items():
-        result[part] = {name: value / total for name, value in tensors.items()}
-    return result
+        mean[part] = {name: value / total for name, value in tensors.items()}
+    return mean
 
 
-def _some(report: Report, keep: Ints) -> Report:
+def _sent_by_first(updates: Updates) -> Tree:
+    """Return what the first client of a stack sends; all others send as much."""
+    sent: Tree = {}
+    for part, tensors in {**updates.payload, BUFFERS: updates.buffers}.items():
+        sent[part] = {name: value[0] for name, value in tensors.items()}
+    return sent
+
+
+def _report_of(report: Report, keep: Ints) -> Report:
+    """Return the report of the clients at these places."""
     chosen: dict[str, Any] = {}
-    for one in fields(report):
-        if one.name not in ("numbers", "weights"):
-            chosen[one.name] = getattr(report, one.name)[keep]
+    for column in fields(report):
+        if column.name not in ("numbers", "weights"):
+            chosen[column.name] = getattr(report, column.name)[keep]
     numbers = {name: values[keep] for name, values in report.numbers.items()}
     return replace(report, **chosen, numbers=numbers)

@@ -14,7 +14,7 @@ class RoundOutcome:
         client_rows: one row for the table of clients for each client that did something
         invited: the clients that were invited to train
         began: simulated second at which the round began, and likewise when it ended
-        clients: how many clients were invited, or were not because they measured too late
+        clients: how many clients were invited, or would have been had they not measured too late
         excluded: how many updates were not valid
         bytes_down: bytes received by clients that are not in the client rows; bytes_up likewise for bytes sent
         metrics: columns that the topology adds to the table of rounds

@@ -45,7 +45,7 @@ class ParallelRounds:
     ``observe`` sees the updates of clients right after local training.
     """
 
-    # Of the table of clients, in addition to those of the method
+    # Columns of the table of clients, beside those that the method asks for
     extra_columns: tuple[str, ...] = ()
 
     def __init__(
@@ -160,7 +160,7 @@ class ParallelRounds:
 
     @cached_property
     def _traffic(self) -> Traffic:
-        """Return what one client receives and sends; names and shapes, and so the bytes, never change."""
+        """The bytes that one client receives and sends; as names and shapes never change, neither do these."""
         job = self.context.job
         leaving = self.state.leaving(job.local_names)
         sent_along = job.algorithm.broadcast(self.state.server_state)

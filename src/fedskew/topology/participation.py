@@ -144,7 +144,7 @@ class Participation:
         self.least = least
         self.sizes, self.clock = trained_on.sizes, 0.0
         self.records = Records(trained_on.clients)
-        # Pooled rows are always there.
+        # Rows that are pooled in one place are available at any time
         self._varying_availability = fleet.windows is not None and trained_on.clients == fed.clients
         self.selection = algorithm.client_selection
         # Names of random streams ("disclose", "walk", "finish") are older than the words of the code: other names would
@@ -245,11 +245,11 @@ class Participation:
         plan = self._plan(selected.round, selected.free, config)
         measured = probing.measured
         down = NUMBER * len(config.numbers)
-        before_down = 0
-        before_up = 0
-        if measured:  # a probe has sent the model already
-            before_down = measured.down
-            before_up = measured.up
+        probe_down = 0
+        probe_up = 0
+        if measured:  # the model was sent with the probe
+            probe_down = measured.down
+            probe_up = measured.up
         else:
             down += traffic.down
         machines = self.fleet.machines(plan.clients)
@@ -268,9 +268,9 @@ class Participation:
             drop_outs,
             probing.waited,
         )
-        between = np.zeros_like(plan.clients)
+        exchanged = np.zeros_like(plan.clients)
         if meeting:
-            between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
+            exchanged = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
         if outcome.epochs is not plan.epochs:
             plan = replace(plan, epochs=outcome.epochs)
         return Assignment(
@@ -279,18 +279,15 @@ class Participation:
             self.clock,
             selected.sent,
             selected.sent + outcome.duration,
-            before_down + down + between,
-            before_up + between,
+            probe_down + down + exchanged,
+            probe_up + exchanged,
             measured,
         )
 
     def _slowest_to_report(self, profile_bytes: int) -> float:
         """Return the seconds until every client has sent a message of this size."""
-        return float(
-            transfer_seconds(
-                self.fleet.machines(np.arange(len(self.sizes))), 0, profile_bytes
-            ).max()
-        )
+        machines = self.fleet.machines(np.arange(len(self.sizes)))
+        return float(transfer_seconds(machines, 0, profile_bytes).max())
 
     def _measure(self, plan: Plan, traffic: Traffic) -> tuple[Measured, float]:
         """Return the cost of measuring for the clients of a plan, and how long the server waits for them."""
@@ -302,27 +299,23 @@ class Participation:
         rows = _times(plan.batch, cost)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
-        time = transfer_seconds(machines, traffic.down, answers) + computing_seconds(
-            machines, rows, steps
-        )
-        if self.fleet.deadline is None:
-            limit = np.inf
-        else:
+        transfer = transfer_seconds(machines, traffic.down, answers)
+        seconds = transfer + computing_seconds(machines, rows, steps)
+        limit = np.inf
+        if self.fleet.deadline is not None:
             limit = PROBE_SHARE * self.fleet.deadline
-        late = time > limit
+        late = seconds > limit
+        waited = float(seconds.max())
         if late.any():
             waited = limit
-        else:
-            waited = float(time.max())
-        return Measured(plan.clients, plan.sizes, time, late, traffic.down, answers), waited
+        return Measured(plan.clients, plan.sizes, seconds, late, traffic.down, answers), waited
 
     def _work(self, plan: Plan) -> Work:
         """Return the work of the clients of a plan; a personal model is trained on the same rows in addition."""
         algorithm = self.algorithm
+        models = 1
         if algorithm.personal_method:
             models = 2
-        else:
-            models = 1
         evaluations = len({"loss_before", "loss_after"} & algorithm.requires)
         passes = int("full_gradient" in algorithm.requires)
         rows = _times(plan.sizes, models - 1 + algorithm.cost_per_row)
@@ -338,10 +331,9 @@ class Participation:
 
     def gather(self, round: int, count: int) -> tuple[float, ClientPool, Ints, Flags]:
         """Return the start of a round with a sample schedule, the pool, its clients, and which of them drop out."""
+        clock = self.clock
         if self._varying_availability:
-            clock = self.fleet.next_available(self.clock)
-        else:
-            clock = self.clock
+            clock = self.fleet.next_available(clock)
         free = self.free(clock, np.zeros(0, dtype=np.int64))
         pool = self.pool(round, free)
         chosen = self.selection.select(
@@ -354,13 +346,13 @@ class Participation:
     def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
         clients = _numbers(config.clients, free)
         sizes = self.sizes[clients]
-        enough = np.maximum(config.batch_size, self.least)
+        batch = np.maximum(config.batch_size, self.least)
         seed = self.settings.seed
         numbers = {
             **config.numbers,
             **self.selection.client_numbers(clients, len(self.sizes), round, seed),
         }
-        return Plan.draw(seed, round, clients, sizes, enough, config.epochs, self.least, numbers)
+        return Plan.draw(seed, round, clients, sizes, batch, config.epochs, self.least, numbers)
 
     def record_outcome(self, ended: float, invited: Ints, valid: Ints, training: Floats) -> None:
         """Record a round: the training times of the ``invited`` clients, and which of them sent a ``valid`` update."""

@@ -13,7 +13,7 @@ from fedskew.topology.run_state import RunState
 
 @torch.no_grad()
 def sample_payload(context: RoundContext, state: RunState) -> Tree:
-    """Return a payload, with the buffers that are sent, of the names and shapes of those that clients will send."""
+    """Return a payload and buffers with the names and shapes of those that clients will send."""
     job = context.job
     one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
     view = View(
@@ -36,11 +36,7 @@ def sample_payload(context: RoundContext, state: RunState) -> Tree:
 
 def reported(algorithm: Algorithm) -> list[str]:
     """Return the numbers that a method requires clients to report with their updates."""
-    result: list[str] = []
-    for name in ("loss_before", "loss_after"):
-        if name in algorithm.requires:
-            result.append(name)
-    return result
+    return [name for name in ("loss_before", "loss_after") if name in algorithm.requires]
 
 
 def reported_bytes(algorithm: Algorithm) -> int:

@@ -20,7 +20,7 @@ from fedskew.topology.run_state import group_of
 
 _NUMBER, _ANSWERS = "number", "answers"  # groups of names in a checkpoint
 
-# (invitations so far, how many clients, busy ones)
+# Invites clients; takes the number of invitations so far, how many clients to invite, and those that are busy
 Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]
 
 
@@ -137,26 +137,33 @@ class PendingClients:
             self.clients.append(client)
 
 
-def _restored(one: dict[str, NDArray[Any]], plan: Plan) -> PendingClient:
+def _restored(saved: dict[str, NDArray[Any]], plan: Plan) -> PendingClient:
     """Return a pending client from arrays of one entry each, without its update."""
     numbers = {}
-    for name, value in one.items():
+    for name, value in saved.items():
         if name.startswith(f"{_NUMBER}/"):
             numbers[name.removeprefix(f"{_NUMBER}/")] = value
-    mine = replace(
+    plan_of_client = replace(
         plan,
-        round=int(one["round"][0]),
-        clients=one["clients"],
-        sizes=one["sizes"],
-        batch=one["batch"],
-        epochs=one["epochs"],
+        round=int(saved["round"][0]),
+        clients=saved["clients"],
+        sizes=saved["sizes"],
+        batch=saved["batch"],
+        epochs=saved["epochs"],
         numbers=numbers,
     )
     outcome = Outcome(
-        one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0
+        saved["seconds"],
+        saved["training"],
+        saved["epochs"],
+        saved["dropped"],
+        saved["late"],
+        duration=0.0,
     )
-    arrives_at = float(one["arrives_at"][0])
-    return PendingClient(mine, outcome, arrives_at, one["bytes_down"], one["bytes_up"])
+    arrives_at = float(saved["arrives_at"][0])
+    return PendingClient(
+        plan_of_client, outcome, arrives_at, saved["bytes_down"], saved["bytes_up"]
+    )
 
 
 def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClient]:
@@ -165,21 +172,22 @@ def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClie
     limit = np.inf
     if deadline is not None:
         limit = deadline
-    result: list[PendingClient] = []
+    pending: list[PendingClient] = []
     for i in range(len(assignment.plan.clients)):
-        result.append(
+        pending.append(
             PendingClient(
                 assignment.plan.only(np.array([i])),
-                _some(outcome, i),
+                _outcome_of(outcome, i),
                 assignment.sent + min(float(outcome.seconds[i]), limit),
                 assignment.bytes_down[i : i + 1],
                 assignment.bytes_up[i : i + 1],
             )
         )
-    return result
+    return pending
 
 
-def _some(outcome: Outcome, i: int) -> Outcome:
+def _outcome_of(outcome: Outcome, i: int) -> Outcome:
+    """Return the outcome of a single client."""
     at = slice(i, i + 1)
     return Outcome(
         outcome.seconds[at],
@@ -187,7 +195,7 @@ def _some(outcome: Outcome, i: int) -> Outcome:
         outcome.epochs[at],
         outcome.dropped[at],
         outcome.late[at],
-        0.0,
+        duration=0.0,
     )
 
 
@@ -201,19 +209,12 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 
 def each(updates: Updates) -> list[Updates]:
     """Return stacked updates one by one, each as a copy."""
-
-    def one(tree: Tree, i: int) -> Tree:
-        result: Tree = {}
-        for part, ts in rows_of(tree, slice(i, i + 1)).items():
-            result[part] = {name: value.clone() for name, value in ts.items()}
-        return result
-
     report = updates.report
-    found = []
+    single_updates = []
     for i in range(len(report.clients)):
         at = slice(i, i + 1)
         numbers = {name: values[at] for name, values in report.numbers.items()}
-        mine = Report(
+        report_of_client = Report(
             report.clients[at],
             report.sizes[at],
             report.steps[at],
@@ -221,12 +222,23 @@ def each(updates: Updates) -> list[Updates]:
             report.accuracy[at],
             numbers,
         )
-        buffers = one({"": updates.buffers}, i)[""]
-        found.append(Updates(mine, one(updates.payload, i), buffers, one(updates.kept, i)))
-    return found
+        payload = _copied(updates.payload, at)
+        buffers = _copied({"": updates.buffers}, at)[""]
+        kept = _copied(updates.kept, at)
+        single_updates.append(Updates(report_of_client, payload, buffers, kept))
+    return single_updates
+
+
+def _copied(tree: Tree, at: slice) -> Tree:
+    """Return a copy of some rows of a tree."""
+    copied: Tree = {}
+    for part, tensors in rows_of(tree, at).items():
+        copied[part] = {name: value.clone() for name, value in tensors.items()}
+    return copied
 
 
 def _flat(update: Updates) -> Tensors:
+    """Return an update as flat named tensors, ``GROUP/PART/NAME``."""
     report = update.report
     numbers = {"loss": report.loss, "accuracy": report.accuracy, **report.numbers}
     flat: Tensors = {}

@@ -12,7 +12,7 @@ _BLOCK = 64  # clients whose standing is computed together
 
 
 class AvailablePool(ClientPool):
-    """A pool of some of all clients; its arrays are made when they are read, which few methods do."""
+    """A pool of those clients that are available; it makes its arrays only if a method reads them, as few do."""
 
     def __init__(self, everyone: ClientPool, members: Members) -> None:
         plain = ("round", "sampling", "batch_size", "epochs", "all_clients")
@@ -77,6 +77,7 @@ class Records:
         return self._all
 
     def _together(self) -> SelectionTotals:
+        """Return the standing of all clients from that of the blocks."""
         combine = {"shortest": np.min, "longest": np.max}
         together = {}
         for name, values in vars(self._blocks).items():
@@ -84,6 +85,7 @@ class Records:
         return SelectionTotals(**together)
 
     def _of(self, blocks: Ints) -> SelectionTotals:
+        """Return the standing of each of these blocks, from the records of its clients."""
         return SelectionTotals.of(
             *(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS)
         )

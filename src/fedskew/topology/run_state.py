@@ -79,16 +79,16 @@ def grouped(groups: dict[str, Tensors]) -> Tensors:
 def group_of(flat: Tensors, group: str) -> Tensors:
     """Return the tensors of one group by their names in it: the inverse of ``grouped``."""
     prefix = f"{group}/"
-    result: Tensors = {}
+    members: Tensors = {}
     for name, value in flat.items():
         if name.startswith(prefix):
-            result[name.removeprefix(prefix)] = value
-    return result
+            members[name.removeprefix(prefix)] = value
+    return members
 
 
 def _without(tensors: Tensors, names: Collection[str]) -> Tensors:
-    result: Tensors = {}
+    others: Tensors = {}
     for name, value in tensors.items():
         if name not in names:
-            result[name] = value
-    return result
+            others[name] = value
+    return others

@@ -23,7 +23,7 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class VisitBytes:
-    """Bytes of the messages to and from a client, the model and everything sent with it, and of a label request."""
+    """The bytes of a visit: ``down`` to the client and ``up`` from it, with the model, and of a label ``request``."""
 
     down: int
     up: int
@@ -74,12 +74,12 @@ def with_rows(schedule: SampleSchedule, least: int) -> SampleSchedule:
 
 def with_several_clients(schedule: SampleSchedule) -> SampleSchedule:
     """Return the schedule without steps of a single client, whose sum would reveal its own numbers."""
-    first = np.concatenate([[0], schedule.ends[:-1]]).astype(np.int64)
     if not len(schedule.ends):
         return schedule
-    least = np.minimum.reduceat(schedule.clients, first)
-    most = np.maximum.reduceat(schedule.clients, first)
-    return _only(schedule, least < most)
+    first_samples_of_steps = np.concatenate([[0], schedule.ends[:-1]]).astype(np.int64)
+    lowest = np.minimum.reduceat(schedule.clients, first_samples_of_steps)
+    highest = np.maximum.reduceat(schedule.clients, first_samples_of_steps)
+    return _only(schedule, lowest < highest)  # two numbers of clients differ
 
 
 def _only(schedule: SampleSchedule, steps: Flags) -> SampleSchedule:

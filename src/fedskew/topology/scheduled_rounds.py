@@ -133,12 +133,12 @@ class ScheduledRounds:
         clients = gathered.clients
         population = len(cost.visits)
         samples = np.bincount(schedule.clients, minlength=population)
-        here = np.flatnonzero(samples[clients])  # the clients that had samples
-        used = clients[here]
+        places = np.flatnonzero(samples[clients])  # those of clients that had samples
+        used = clients[places]
 
-        def mean(seen: Floats) -> Column:
-            total = per_client(schedule.clients, seen, population)
-            return Column.at(here, total[used] / samples[used], len(clients))
+        def mean(per_sample: Floats) -> Column:
+            total = per_client(schedule.clients, per_sample, population)
+            return Column.at(places, total[used] / samples[used], len(clients))
 
         columns = {
             "client": Column(clients),

@@ -93,11 +93,12 @@ def with_broadcast(cost: ScheduleCost, present: Ints, fleet: Fleet, size: int) -
     if not len(cost.schedule.rows):
         return cost
     machines = fleet.machines(present)
-    got = np.zeros_like(cost.bytes_down)
-    got[present] = size
+    seconds = machines.latency + 8e-6 * size / machines.down
+    received = np.zeros_like(cost.bytes_down)
+    received[present] = size
     return replace(
         cost,
-        duration=cost.duration + float((machines.latency + 8e-6 * size / machines.down).max()),
+        duration=cost.duration + float(seconds.max()),
         transfers=cost.transfers + len(present),
-        bytes_down=cost.bytes_down + got,
+        bytes_down=cost.bytes_down + received,
     )

@@ -1,6 +1,6 @@
 """Clients of a round in shards: each is trained and added up apart, in this process or in another one.
 
-There are always as many shards, and their sums are added in their order, so that the number of processes does not
+The number of shards is fixed, and their sums are added in the order of the shards: the number of processes does not
 change a bit of the result.
 """
 
@@ -138,7 +138,7 @@ class Sharded:
             yield from updates
 
     def train_and_add(self, job: Job, start: Start, plan: Plan) -> Iterator[AddedShard]:
-        """Yield the sums of each shard: what crosses from process to process is a model a shard, and what is kept."""
+        """Yield the sums of each shard: processes exchange one model a shard, and what its clients keep."""
         for _, shard in self._perform("add", job, start, plan):
             yield shard
 
@@ -146,11 +146,11 @@ class Sharded:
         self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
     ) -> dict[str, Floats]:
         """Return what each client measures."""
-        found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
+        probed: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for members, measured in self._perform("probe", job, start, plan, what):
             for name, values in measured.items():
-                found[name][members] = values
-        return found
+                probed[name][members] = values
+        return probed
 
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
@@ -167,17 +167,17 @@ class Sharded:
         probe: tuple[Probe, ...] = (),
     ) -> Iterator[tuple[Ints, Any]]:
         """Yield the clients of each shard, as places in the plan, and its result."""
-        parts = []
+        members_of_shards = []
         shards = []
         for members in deal((plan.sizes * plan.epochs).tolist(), SHARDS):
             if len(members):
-                parts.append(members)
+                members_of_shards.append(members)
                 kept = rows_of(start.kept, torch.from_numpy(members))
                 shards.append(Shard(plan.only(members), kept))
-        number = 0
+        job_number = 0
         if job is not self.trainer.jobs[0]:
-            number = 1
-        common = Work(what, number, replace(start, kept={}), [], probe, self.models)
+            job_number = 1
+        common = Work(what, job_number, replace(start, kept={}), [], probe, self.models)
         processes = 1
         if self.group:
             processes = self.group.size
@@ -190,8 +190,8 @@ class Sharded:
         for hand, answer in zip(hands, answers, strict=True):
             for i, result in zip(hand.tolist(), answer, strict=True):
                 results[i] = result
-        for i, part in enumerate(parts):
-            yield part, results[i]
+        for i, members in enumerate(members_of_shards):
+            yield members, results[i]
 
     def _ask(self, works: list[Work]) -> list[list[Any]]:
         """Return the results of all processes; the first is this one."""
@@ -202,8 +202,8 @@ class Sharded:
 
         if self.group is None:
             return [mine()]
-        done, answers = self.group.ask(works[1:], mine)
-        return [done, *answers]
+        own_answer, answers = self.group.ask(works[1:], mine)
+        return [own_answer, *answers]
 
 
 def _by_message(thing: Any) -> Any:

@@ -60,19 +60,18 @@ def synchronous_cost(
     machines = fleet.machines(client)
     computing = computing_seconds(machines, samples, np.ones_like(samples))
     taken = transfer_seconds(machines, load.down, load.up) + computing
+    slowest = np.zeros(0)
     if len(step):
         slowest = np.maximum.reduceat(taken, np.flatnonzero(np.diff(step, prepend=-1)))
-    else:
-        slowest = np.zeros(0)
     kept = before(fleet.deadline, np.cumsum(slowest))
     samples_kept = 0
     if kept:
         samples_kept = int(schedule.ends[kept - 1])
     schedule = first_samples(schedule, samples_kept)
-    there = step < kept
-    client = client[there]
-    taken = taken[there]
-    computing = computing[there]
+    in_time = step < kept
+    client = client[in_time]
+    taken = taken[in_time]
+    computing = computing[in_time]
     if kept == len(slowest):
         duration = float(slowest.sum())
     else:
