@@ -87,14 +87,14 @@ def check_pair(certificate: Path, key: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     with reading(key):
-        mine = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+        certified = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
         try:
-            other = load_pem_private_key(key.read_bytes(), password=None).public_key()
+            given = load_pem_private_key(key.read_bytes(), password=None).public_key()
         except (ValueError, TypeError):
             raise FedskewError(
                 f"{key} is no private key: make it anew with {certificate} (fedskew keys)"
             ) from None
-    if mine != other:
+    if certified != given:
         raise FedskewError(f"{key} is not the key of {certificate}: make both anew (fedskew keys)")
 
 
@@ -111,14 +111,14 @@ def check_certificate(path: Path, what: str) -> None:
     check_there(path, what)
     try:
         with reading(path):
-            found = x509.load_pem_x509_certificate(path.read_bytes())
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
         raise FedskewError(f"{path} is not a certificate: give {what}") from None
-    now = datetime.now(UTC)
-    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+    first = certificate.not_valid_before_utc
+    last = certificate.not_valid_after_utc
+    if not first <= datetime.now(UTC) <= last:
         raise FedskewError(
-            f"{path} is valid from {found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d}: "
-            "make a new one (fedskew keys)"
+            f"{path} is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}: make a new one (fedskew keys)"
         )
 
 
@@ -132,10 +132,10 @@ def check_node_key(path: Path, what: str) -> None:
     try:
         with reading(path):
             key = load_ssh_private_key(path.read_bytes(), None)
-        fine = isinstance(key, ec.EllipticCurvePrivateKey)
+        is_node_key = isinstance(key, ec.EllipticCurvePrivateKey)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        fine = False
-    if not fine:
+        is_node_key = False
+    if not is_node_key:
         raise FedskewError(f"{path} is not a node's private key: give {what}")
 
 
@@ -208,14 +208,14 @@ def _make_authority(folder: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     key = _new_key()
-    made = (
+    certificate = (
         _certificate("fedskew certificate authority", key, None, _CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, SHA384())
     )
     _write_private(folder / CA_KEY, _pem(key))
-    _write_public(folder / CA, made.public_bytes(Encoding.PEM))
+    _write_public(folder / CA, certificate.public_bytes(Encoding.PEM))
 
 
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
@@ -229,22 +229,22 @@ def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     check_private(folder / CA_KEY, "the folder of the certificate authority")
     check_certificate(folder / CA, "the folder of the certificate authority")
     authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
-    signing = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    authority_key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     key = _new_key()
     names = [_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
-    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
-    made = (
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    certificate = (
         _certificate(hosts[0][:64], key, authority.subject, days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(issued_by, critical=False)
-        .sign(signing, SHA384())
+        .sign(authority_key, SHA384())
     )
     _write_private(folder / SERVER_KEY, _pem(key))
-    _write_public(folder / SERVER, made.public_bytes(Encoding.PEM))
+    _write_public(folder / SERVER, certificate.public_bytes(Encoding.PEM))
 
 
 def _make_node(path: Path) -> None:

@@ -37,7 +37,7 @@ def fits(found: Any, like: Any, where: str) -> None:
     fedskew.core.errors.FedskewError: sums/loss is float64 of shape (2,), expected float64 of shape (1,)
     """
     if isinstance(like, Mapping) and isinstance(found, Mapping):
-        _names_fit(found, like, where)
+        _check_names(found, like, where)
         for name, value in like.items():
             fits(found[name], value, f"{where}/{name}")
     elif type(found) is not type(like):
@@ -50,7 +50,7 @@ def fits(found: Any, like: Any, where: str) -> None:
             fits(getattr(found, field.name), getattr(like, field.name), f"{where}/{field.name}")
 
 
-def _names_fit(found: Mapping[Any, Any], like: Mapping[Any, Any], where: str) -> None:
+def _check_names(found: Mapping[Any, Any], like: Mapping[Any, Any], where: str) -> None:
     odd = sorted(str(name) for name in found.keys() ^ like.keys())
     if odd:
         raise FedskewError(f"{where} has other names than expected: {', '.join(odd[:3])}")
@@ -106,17 +106,17 @@ def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> 
 def _check_counts(found: Sums, rows: float, where: str) -> None:
     """Raise an error unless each of so many rows is counted once, wherever rows are counted."""
     for name in COUNTED:
-        if name in found and not _whole(found[name], rows):
+        if name in found and not _are_whole(found[name], rows):
             raise FedskewError(f"{where} count something else than {rows:,g} rows")
     if "confusion" in found and found["confusion"].sum() != rows:
         raise FedskewError(
             f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}"
         )
-    if "hits" in found and not _whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
+    if "hits" in found and not _are_whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
         raise FedskewError(f"{where} count a label of a row twice: {', '.join(OUTCOMES)}")
 
 
-def _whole(counts: Floats, most: float) -> bool:
+def _are_whole(counts: Floats, most: float) -> bool:
     """Return whether all are whole numbers from 0 on, up to the number of rows."""
     return bool(((counts >= 0) & (counts <= most) & (counts == np.floor(counts))).all())
 

@@ -52,31 +52,30 @@ def run_on_nodes(
     """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
     method = resolve(experiment.algorithm)
     _refuse_noise(method)
-    known = _recorded(folder)
+    recorded = _read_record(folder)
     choice = silo_options(experiment.data)
-    if known is None:
-        run = uuid.uuid4().hex
-    else:
-        run = known["run"]
+    run = uuid.uuid4().hex
+    if recorded is not None:
+        run = recorded["run"]
     request = _set_up(nodes, run, choice, experiment)
     described = _describe_nodes(nodes, count, request)
-    if known is not None:
-        _check_names(folder, known["clients"], described)
+    if recorded is not None:
+        _check_names(folder, recorded["clients"], described)
     pipeline = _fit(nodes, described, request)
-    if known is not None:
+    if recorded is not None:
         _check_schema(folder, pipeline)
     row_counts = _count_rows(nodes, described, pipeline, request, experiment.validation > 0)
     fed = _federation(described, row_counts, pipeline, choice, experiment)
     make = partial(remote_server, nodes=nodes, everything=False)
     watch = Watch(callbacks)
-    if known is not None:
+    if recorded is not None:
         return run_to_end(resuming(folder, fed, watch=watch, make=make))
     settings = replace(experiment.settings(), engine="flower")
     return run_to_end(starting(fed, experiment.model, method, settings, folder, watch, make=make))
 
 
 def _set_up(nodes: Nodes, run: str, choice: Choice, experiment: Experiment) -> Request:
-    """Let every message to nodes say what the run is, and return what nodes are asked about their tables."""
+    """Set what every message tells nodes about the run, and return what nodes are asked about their tables."""
     options = dict(choice.options)
     options.pop("paths", None)
     nodes.about["run"] = run
@@ -95,7 +94,7 @@ def _split_seed(experiment: Experiment) -> int:
 
 def _check_names(folder: Path, clients: list[str], described: list[Description]) -> None:
     """Refuse to go on with other nodes than those of the run."""
-    names = [one.name for one in described]
+    names = [silo.name for silo in described]
     if clients != names:
         raise FedskewError(
             f"{folder} is a run of {', '.join(clients)}, and there are {', '.join(names)}: start the same"
@@ -105,7 +104,7 @@ def _check_names(folder: Path, clients: list[str], described: list[Description])
 def _fit(nodes: Nodes, described: list[Description], request: Request) -> Pipeline:
     """Return how rows become features, fitted to the tables or the arrays of all nodes."""
     silos = RemoteSilos(nodes, described)
-    if any(one.shape is not None for one in described):
+    if any(silo.shape is not None for silo in described):
         return fit_arrays("nodes", silos, request)
     return fit("nodes", silos, request).schema
 
@@ -170,8 +169,8 @@ def _describe_nodes(nodes: Nodes, count: int, request: Request) -> list[Descript
         return checked_description(told, request)
 
     questions = dict.fromkeys(range(count), Question("describe", request))
-    described: list[Description] = nodes.everybody(questions, Description, check)
-    names = [one.name for one in described]
+    answers: list[Description] = nodes.everybody(questions, Description, check)
+    names = [silo.name for silo in answers]
     ordered = sorted(names)
     for name, following in pairwise(ordered):
         if name == following:
@@ -182,10 +181,10 @@ def _describe_nodes(nodes: Nodes, count: int, request: Request) -> list[Descript
     nodes.names = ordered
     places = [names.index(name) for name in ordered]
     nodes.transport.renumber(places)
-    return [described[place] for place in places]
+    return [answers[place] for place in places]
 
 
-def _recorded(folder: Path) -> dict[str, Any] | None:
+def _read_record(folder: Path) -> dict[str, Any] | None:
     """Return what a run folder says of its nodes; None if there is no such folder."""
     if not folder.exists():
         return None
@@ -194,21 +193,21 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         raise FedskewError(f"{folder} is a run without nodes: choose another folder")
     with reading(path):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return record
 
 
 def _check_schema(folder: Path, pipeline: Pipeline) -> None:
     """Refuse to go on with files that make other features of their rows than when the run began."""
     began = RunFolder.open(folder).read_json(on_disk.PIPELINE)
-    odd = []
+    changed = []
     for name, value in pipeline.to_json().items():
         if json.dumps(value) != json.dumps(began.get(name)):
-            odd.append(name)
-    if odd:
+            changed.append(name)
+    if changed:
         raise FedskewError(
-            f"{folder}: the nodes' files give another schema ({', '.join(odd)}) than when the run began: put the files "
-            "back or start a new run"
+            f"{folder}: the nodes' files give another schema ({', '.join(changed)}) than when the run began: put the "
+            "files back or start a new run"
         )
 
 
@@ -227,7 +226,7 @@ def _count_rows(
 
     requests = dict.fromkeys(range(len(described)), CountRows())
     row_counts: list[RowCounts] = nodes.everybody(requests, RowCounts, check)
-    total = np.sum([one.train for one in row_counts], axis=0)
+    total = np.sum([counts.train for counts in row_counts], axis=0)
     nodes.about["counts"] = json.dumps(total.tolist())
     return row_counts
 
@@ -240,8 +239,8 @@ def _federation(
     experiment: Experiment,
 ) -> Federation:
     """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
-    names = [one.name for one in described]
-    fed = federation_of(_described(described, pipeline), row_counts)
+    names = [silo.name for silo in described]
+    fed = federation_of(_rowless_dataset(described, pipeline), row_counts)
     recipe = {
         "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
         "validation": experiment.validation,
@@ -254,8 +253,8 @@ def _federation(
     return replace(fed, recipe=recipe)
 
 
-def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
-    """Return a data set of no more than what all silos agree about."""
+def _rowless_dataset(described: list[Description], pipeline: Pipeline) -> Dataset:
+    """Return a data set with what all silos agree about, and a placeholder for its rows."""
     classes = pipeline.label.classes
     target = pipeline.label.target
     if isinstance(pipeline, Scaling):
@@ -270,11 +269,11 @@ def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
             shape = (width,)
     x = np.zeros((1, *shape), np.float32)
     y = placeholder_targets(target, np.zeros(1, np.int64), len(classes))
-    one = Rows(x, y)
+    placeholder = Rows(x, y)
     return Dataset(
         name="nodes",
-        train=one,
-        test=one.take(np.zeros(0, np.int64)),
+        train=placeholder,
+        test=placeholder.take(np.zeros(0, np.int64)),
         classes=classes,
         features=pipeline.features,
         differences=differences(schema, described),

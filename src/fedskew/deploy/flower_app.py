@@ -83,18 +83,18 @@ class Deployment:
     def commands(self) -> list[tuple[str, str]]:
         """Return what is to be done, in order, and by which command."""
         host, _, port = self.server.rpartition(":")
-        where = " --host 0.0.0.0"
+        listen = " --host 0.0.0.0"
         if host in ("127.0.0.1", "localhost"):
-            where = ""
-        of_server = "--insecure"
-        of_node = "--insecure"
+            listen = ""
+        server_keys = "--insecure"
+        node_keys = "--insecure"
         if self.keys:
-            of_server = f"--keys {quote(str(self.keys))}"
-            of_node = "--key nodes/NAME --ca ca.crt"
+            server_keys = f"--keys {quote(str(self.keys))}"
+            node_keys = "--key nodes/NAME --ca ca.crt"
         folder = self.folder.absolute()
         flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={quote(str(folder / FLOWER))} flwr"
-        serve = f"fedskew server {of_server}{where} --port {port} --state STATE"
-        join = f"fedskew node --data FILE.csv --server {self.server} {of_node} --state STATE"
+        serve = f"fedskew server {server_keys}{listen} --port {port} --state STATE"
+        join = f"fedskew node --data FILE.csv --server {self.server} {node_keys} --state STATE"
         commands = [("on the server, which stays", serve)]
         if self.keys:
             register = f"{flwr} supernode register {quote(str(self.keys))}/nodes/NAME.pub"

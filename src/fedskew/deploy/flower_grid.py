@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
-# What a message says of the run, and the request -> the answer
+# From what a message says of the run, and the request, to the answer
 Answer = Callable[[Mapping[str, Any], bytes], bytes]
 RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
 QUIET = {
@@ -30,10 +30,11 @@ QUIET = {
 }
 # Codes of errors with Flower's own words: no message, node gone, app not sound or ended
 _OF_FLOWER = (3, 4, 5, 7, 8)
-# Seconds by which a message outlives the wait for its answer: then, no node begins with it any more
+# Seconds by which a message outlives the wait for its answer, as clocks differ; no node begins with it after that
 _CLOCKS = 60
-_AGAIN = 0.05  # seconds; it doubles until the part is there
-_LAST = 1.0  # second for the parts of an answer at the end of that wait
+# Seconds until the second look for a part of a message; they double until it is there
+_AGAIN = 0.05
+_LAST = 1.0  # seconds for the parts of an answer that begins to arrive when the wait for it is over
 # Seconds for which a server that does not answer, or answers that it cannot now, is asked again
 _BUSY = 60.0
 # Seconds between two looks for answers: at least, and as a share of the time so far
@@ -68,24 +69,24 @@ def _wait_for_parts(seconds: float) -> None:
 
 
 def try_again(grid: "Grid") -> None:
-    """Let Flower ask again, for a minute, what the server did not do: by itself it does so for ever, or not at all.
+    """Let Flower repeat a request that failed, for a minute.
 
-    It gives up at once where the server answers 500, which is whatever went wrong there.
+    By itself it repeats one for ever or, where the server answers 500 for whatever went wrong there, not at all.
     """
     invoker: Any = grid._retry_invoker  # type: ignore[attr-defined]
-    hopeless = invoker.should_giveup
+    flower_gives_up = invoker.should_giveup
 
     def gives_up(problem: Exception) -> bool:
         response = getattr(problem, "response", None)
-        failed: bool = getattr(response, "status_code", None) == 500
-        return not failed and hopeless(problem)
+        server_failed: bool = getattr(response, "status_code", None) == 500
+        return not server_failed and flower_gives_up(problem)
 
     invoker.should_giveup, invoker.max_time = gives_up, _BUSY
 
 
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
-    """Say what the server did not do, in place of how it was asked."""
+    """Turn an error of HTTP into one that says what the server did not do."""
     from httpx import HTTPError
 
     try:
@@ -179,8 +180,8 @@ def client_app(answer: Answer) -> "ClientApp":
         about: dict[str, Any] = dict(message.content[RECORD].items())
         about.pop(REQUEST, None)
         about["node"] = dict(context.node_config)
-        found = answer(about, _content(message, REQUEST))
-        return Message(_records(ANSWER, found), reply_to=message)
+        answered = answer(about, _content(message, REQUEST))
+        return Message(_records(ANSWER, answered), reply_to=message)
 
     return app
 
@@ -189,11 +190,13 @@ def none_too_large(answer: Answer) -> Answer:
     """Return what answers as ``answer`` does, and refuses to send more than the server takes."""
 
     def bounded(about: Mapping[str, Any], request: bytes) -> bytes:
-        found = answer(about, request)
-        if len(found) <= LARGEST:
-            return found
+        answered = answer(about, request)
+        if len(answered) <= LARGEST:
+            return answered
         return to_bytes(
-            Refusal(f"an answer of {len(found):,} bytes, and the server takes {LARGEST:,} at most")
+            Refusal(
+                f"an answer of {len(answered):,} bytes, and the server takes {LARGEST:,} at most"
+            )
         )
 
     return bounded
@@ -239,12 +242,12 @@ def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
     end = time.monotonic() + timeout
     while True:
         with _asking("say which nodes are there"):
-            found = sorted(grid.get_node_ids())
-        if len(found) >= count:
-            return found
+            nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= count:
+            return nodes
         if time.monotonic() > end:
             raise FedskewError(
-                f"{len(found)} of {count} nodes are there after {timeout:g} s: start the others"
+                f"{len(nodes)} of {count} nodes are there after {timeout:g} s: start the others"
             )
         time.sleep(0.1)
 
@@ -257,12 +260,12 @@ def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTran
     from flwr.simulation import run_simulation
 
     app = ServerApp()
-    given = Queue[Any]()
+    started = Queue[Any]()  # gets the grid, or the error with which the simulation ended
     done = threading.Event()
 
     @app.main()
     def main(grid: "Grid", context: "Context") -> None:
-        given.put(grid)
+        started.put(grid)
         done.wait()
 
     def simulate() -> None:
@@ -271,12 +274,12 @@ def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTran
                 warnings.simplefilter("ignore")
                 run_simulation(app, client_app(answer), clients, backend_config=_BACKEND)
         except BaseException as problem:
-            given.put(problem)
+            started.put(problem)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     thread = threading.Thread(target=simulate, daemon=True)
     thread.start()
-    grid = given.get()
+    grid = started.get()
     try:
         if isinstance(grid, BaseException):
             raise FedskewError(f"Flower's simulation did not start: {grid}") from grid

@@ -39,12 +39,13 @@ class Process:
     state: Path
 
     def become(self) -> None:
-        """Replace this process by it: signals then reach it, and nothing else is left behind."""
+        """Replace this process by that program: signals then reach it, and no other process is left behind."""
+        # The program that follows goes on to hold the lock of the state.
         os.set_inheritable(hold(self.state), True)
         # Flower starts its other programs by their names.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-        around = {**os.environ, **_around(self.state), "PATH": path}
-        os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
+        environment = {**os.environ, **_flower_variables(self.state), "PATH": path}
+        os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], environment)
 
 
 def server_process(keys: Path | None, state: Path, host: str, port: int) -> Process:
@@ -104,8 +105,8 @@ def node_process(
             raise FedskewError(
                 f"--{option} {value!r}: Flower does not take such a name, choose another"
             )
-    told = " ".join(f"{option}='{value}'" for option, value in own.items())
-    where = ["--superlink", server, "--port", str(port), "--node-config", told]
+    node_config = " ".join(f"{option}='{value}'" for option, value in own.items())
+    where = ["--superlink", server, "--port", str(port), "--node-config", node_config]
     where += ["--isolation", "process", "--superexec-auth-secret-file", str(_secret(state))]
     return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], state)
 
@@ -129,8 +130,8 @@ def _secret(state: Path) -> Path:
     return path
 
 
-def _around(state: Path) -> dict[str, str]:
-    """Return what the environment of a process says: where Flower keeps its files, and how often it looks for work."""
+def _flower_variables(state: Path) -> dict[str, str]:
+    """Return the environment variables that say where Flower keeps its files, and how often it looks for work."""
     return {
         "FLWR_HOME": str(state.absolute() / FLOWER),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",

@@ -19,9 +19,9 @@ from fedskew.transport.message_sizes import BODY, OBJECTS
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Call: TypeAlias = Callable[..., Awaitable[Any]]
-OPEN = ("/v1/fleet/", "/health")  # for nodes, and to see whether the server is there
+OPEN = ("/v1/fleet/", "/health")  # paths for nodes, and for whoever asks whether the server is up
 STRANGER = 2**16  # bytes that somebody may send who has not signed as a node
-AT_ONCE = 16  # bodies of more than that which are in memory at a time; others wait
+AT_ONCE = 16  # larger bodies that are in memory at a time; further ones wait
 PATIENCE = 120.0  # seconds for a body to arrive
 ENDING = 10  # seconds for those who are connected when the server ends
 
@@ -84,15 +84,15 @@ class BoundedBodies:
             return
         if body is None:
             return
-        read = [{"type": "http.request", "body": body, "more_body": False}]
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
         del body  # the app has the only copy, and lets go of it when it is done
 
-        async def again() -> Any:
-            if read:
-                return read.pop()
+        async def receive_body_first() -> Any:
+            if unread:
+                return unread.pop()
             return await receive()
 
-        await self.app(scope, again, send)
+        await self.app(scope, receive_body_first, send)
 
 
 class _TooLargeError(Exception):
@@ -121,7 +121,7 @@ async def _refuse(send: Call, status: int, reason: str) -> None:
 
 
 def _is_allowed(scope: Scope) -> bool:
-    """Return whether a request is one of nodes, or comes from this machine, or is none of the web."""
+    """Return whether a request is for a path of nodes, or comes from this machine, or is no HTTP or WebSocket."""
     if scope["type"] not in ("http", "websocket"):
         return True
     return scope["path"].startswith(OPEN) or _from_here(scope)
@@ -158,7 +158,7 @@ def signed_by_a_node(scope: Scope) -> bool:
     request = Request({**scope, "state": {}})
     try:
         key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
-        # Of which no more than the key is looked at
+        # Of an activation, Flower checks nothing but that it has the key which signed the request.
         request.state.protobuf_request = ActivateNodeRequest(public_key=key)
         authenticate_node(request)
     except (HTTPException, ValueError):
@@ -171,9 +171,9 @@ def _guard_requests() -> None:
     from flwr.superlink import extensions
     from starlette.middleware import Middleware
 
-    others = extensions.get_middleware
+    get_flower_middleware = extensions.get_middleware
     guards = (Middleware(OnlyNodes), Middleware(BoundedBodies, signed_by_a_node))
-    extensions.get_middleware = lambda: (*guards, *others())
+    extensions.get_middleware = lambda: (*guards, *get_flower_middleware())
 
 
 def _bound_answers() -> None:
@@ -182,7 +182,7 @@ def _bound_answers() -> None:
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.superlink.servicer.fleet import fleet_handlers
 
-    plain = fleet_handlers.push_messages
+    push_messages = fleet_handlers.push_messages
 
     def bounded(request: Any, state: Any) -> Any:
         for tree in request.message_object_trees:
@@ -191,7 +191,7 @@ def _bound_answers() -> None:
                 raise HTTPException(
                     413, f"an answer of {count} objects is more than the {OBJECTS} that are taken"
                 )
-        return plain(request, state)
+        return push_messages(request, state)
 
     fleet_handlers.push_messages = bounded
 
@@ -202,14 +202,14 @@ def _say_busy() -> None:
     from flwr.superlink import extensions
     from sqlalchemy.exc import OperationalError
 
-    others = extensions.configure_app
+    configure_flower = extensions.configure_app
 
     def busy(request: Any, problem: Exception) -> Any:
         print(f"{request.url.path}: the database could not be used: {problem}", file=sys.stderr)
         return JSONResponse({"detail": "the database cannot be used now"}, 503)
 
     def configure(app: Any) -> None:
-        others(app)
+        configure_flower(app)
         app.add_exception_handler(OperationalError, busy)
 
     extensions.configure_app = configure
@@ -226,8 +226,8 @@ def _keep_little() -> None:
 
 
 def _watch_parts() -> list[str]:
-    """End the server when its SuperExec has, without which no run starts; what has ended is in the list."""
-    # The function there has the same name
+    """Let the server end when its SuperExec ends, without which no run starts; return a list that then says so."""
+    # By its path, as the package also has a function of this name, which an import would give.
     link: Any = import_module("flwr.superlink.cli.flower_superlink")
     ended: list[str] = []
 

@@ -74,16 +74,17 @@ class _Paused(BaseException):
 
 
 class Replay:
-    """Stands for the other clients of an exchange: gives the results that are known, and pauses at the first other."""
+    """Stands in for the other clients of an exchange: gives the results known so far, and pauses at the next one."""
 
     def __init__(self, known: list[Any]) -> None:
         self._known = iter(known)
 
     def __call__(self, sent: Any) -> Any:
         """Return what all clients made of what this one and the others sent."""
-        for found in self._known:
-            return found
-        raise _Paused(sent)
+        try:
+            return next(self._known)
+        except StopIteration:
+            raise _Paused(sent) from None
 
 
 class Files:
@@ -108,7 +109,7 @@ class Files:
         if not kept:
             return
         path = self._path(job, round)
-        self._check(job, oldest)
+        self._check_numbers(job, oldest)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save(flat_names(kept)))
         for older in self.folder.glob(f"{job}-*.safetensors"):
@@ -116,10 +117,10 @@ class Files:
                 older.unlink(missing_ok=True)
 
     def _path(self, job: int, round: int) -> Path:
-        self._check(job, round)
+        self._check_numbers(job, round)
         return self.folder / f"{job}-{round}.safetensors"
 
-    def _check(self, job: int, round: int) -> None:
+    def _check_numbers(self, job: int, round: int) -> None:
         """Refuse what could name a file elsewhere: models and rounds have numbers, and these come from a server."""
         whole = type(job) is int and type(round) is int
         if not whole or not 0 <= job < len(self.fresh) or round < FRESH:
@@ -128,7 +129,7 @@ class Files:
             )
 
     def _read(self, job: int, round: int) -> Tree:
-        self._check(job, round)
+        self._check_numbers(job, round)
         fresh = self.fresh[job]
         if round == FRESH or not fresh:
             return fresh
@@ -168,7 +169,7 @@ class Node:
         self.classes = len(fed.data.classes)
         self.shares = dict(shares or {})
         self.jobs = jobs_of(job)
-        self.files = Files(folder, [fresh_client(one) for one in self.jobs])
+        self.files = Files(folder, [fresh_client(job) for job in self.jobs])
 
     def answer(self, content: bytes) -> bytes:
         """Return the answer to a request, as bytes; whatever goes wrong is an answer too."""
@@ -176,9 +177,9 @@ class Node:
             with computing(self.settings.threads or 1):
                 return to_bytes(self.do(from_bytes(content)))
         except FedskewError as problem:
-            # A folder is nobody else's business
-            said = str(problem).replace(f"{self.files.folder}{os.sep}", "")
-            return to_bytes(Refusal(said))
+            # The paths of this machine are nobody else's business.
+            reason = str(problem).replace(f"{self.files.folder}{os.sep}", "")
+            return to_bytes(Refusal(reason))
 
     def do(self, request: Any) -> Any:
         """Return the answer to a request."""
@@ -209,7 +210,7 @@ class Node:
     def _train(self, request: Train) -> Updates:
         job = self.jobs[request.job]
         plan = request.plan
-        self._check(plan.clients, plan.sizes)
+        self._check_rows(plan.clients, plan.sizes)
         kept = self.files.load(request.job, request.version, request.mirrored)
         if request.together:
             updates = train_meeting(job, request.start, kept, plan, Replay(request.met))
@@ -226,7 +227,7 @@ class Node:
         start: Start = replace(request.start, kept=kept)
         return Loop().probe(self.jobs[0], start, request.plan, request.what)  # type: ignore[arg-type]
 
-    def _check(self, clients: Ints, sizes: Ints) -> None:
+    def _check_rows(self, clients: Ints, sizes: Ints) -> None:
         own = self.fed.partition.sizes
         if clients.tolist() != [self.number] or sizes.tolist() != own.tolist():
             raise FedskewError(
@@ -289,8 +290,9 @@ class Node:
             table, confusion = evaluator.final(state, own)
             return Scored(parts, {}, None, table[0], confusion)
         client = np.zeros(1, dtype=np.int64)
-        found = evaluator.on_own_rows(state, own, client, self.fed.held_out or self.fed.partition)
-        scores = {name: float(values[0]) for name, values in found.items()}
+        rows = self.fed.held_out or self.fed.partition
+        columns = evaluator.on_own_rows(state, own, client, rows)
+        scores = {name: float(values[0]) for name, values in columns.items()}
         on_test = None
         if own is not None and self.everything:
             on_test = evaluator.mean_on_test(own, client)
@@ -318,9 +320,9 @@ class Node:
 
     def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
         """Return the model that the client uses: the global one with its local parts, or one of its own."""
-        job = len(self.jobs) - 1
-        version = versions[min(job, len(versions) - 1)]
-        local = self.files.load(job, version, ()).get(LOCAL, {})
+        last = len(self.jobs) - 1  # that of the client's own model, if the method has one
+        version = versions[min(last, len(versions) - 1)]
+        local = self.files.load(last, version, ()).get(LOCAL, {})
         return {**state, **local}
 
 
@@ -366,14 +368,14 @@ def _counts(rows: Rows, classes: int) -> Ints:
 
 def rows_of_client(fed: Federation, client: int) -> Federation:
     """Return one client of a federation as a federation of one, with the test rows of all."""
-    mine = fed.partition.of(client)
-    everything = mine
+    trained = fed.partition.of(client)
+    kept = trained
     held_out = None
     if fed.held_out is not None:
         held = fed.held_out.of(client)
-        everything = np.concatenate([mine, held])
-        held_out = Partition.from_lists([len(mine) + np.arange(len(held))])
-    rows = fed.train.take(everything)
+        kept = np.concatenate([trained, held])
+        held_out = Partition.from_lists([len(trained) + np.arange(len(held))])
+    rows = fed.train.take(kept)
     validation = fed.validation
     if validation is not None:
         validation = replace(validation, group=None)
@@ -385,4 +387,4 @@ def rows_of_client(fed: Federation, client: int) -> Federation:
         groups=(fed.client_names[client],),
         silos=(),
     )
-    return Federation(data, Partition.from_lists([np.arange(len(mine))]), held_out)
+    return Federation(data, Partition.from_lists([np.arange(len(trained))]), held_out)

@@ -32,7 +32,7 @@ class PromptTime:
         time.sleep(min(seconds, max(_LEAST, _SHARE * (now - self.busy))))
 
 
-def _answering() -> "subprocess.Popen[bytes]":
+def _start_answering() -> "subprocess.Popen[bytes]":
     """Start what answers messages; it ends with this process."""
     options = argparse.ArgumentParser()
     options.add_argument("--port")
@@ -60,7 +60,7 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    threading.Thread(target=_end_with, args=(_answering(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(_start_answering(),), daemon=True).start()
     look_again_soon()
     start_client_internal.time = PromptTime()  # type: ignore[assignment, attr-defined]
     flower_supernode()

@@ -52,9 +52,7 @@ def checked_intervals(asked: Any) -> dict[str, list[Interval]]:
 
 def checked_fills(asked: Any) -> dict[str, float]:
     """Return the numbers for gaps of a question."""
-    if not _by_title(asked) or not all(
-        type(fill) is float and math.isfinite(fill) for fill in asked.values()
-    ):
+    if not _by_title(asked) or not all(_is_finite(fill) for fill in asked.values()):
         raise FedskewError(
             f"add_up: told {shown(asked)}, expected a finite number for each column: use the same version of fedskew"
         )
@@ -64,6 +62,10 @@ def checked_fills(asked: Any) -> dict[str, float]:
 
 def _by_title(asked: Any) -> bool:
     return type(asked) is dict and all(type(title) is str for title in asked)
+
+
+def _is_finite(fill: Any) -> bool:
+    return type(fill) is float and math.isfinite(fill)
 
 
 def _is_search(intervals: Any) -> bool:

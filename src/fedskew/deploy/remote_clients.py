@@ -55,7 +55,7 @@ class Versions:
     """
 
     def __init__(self, clients: int) -> None:
-        # Of the whole state, and of its mirrored parts
+        # Two rows: the round of each client's whole state, and that of its mirrored parts.
         self.rounds = np.full((2, clients), FRESH, dtype=np.int64)
         self._saved: list[Ints] = [self.rounds.copy()]
 
@@ -98,10 +98,11 @@ class Nodes:
         needed: bool = True,
         without: Callable[[Sequence[int]], str] = lambda missing: "",
     ) -> dict[int, Any]:
-        """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
+        """Return the answers of this kind by client; clients without a good one are left out, with a warning.
 
-        ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
-        Where there are others to go on with, no answer is ``needed``; ``without`` says what it means to go on so.
+        ``check`` returns the answer to use, or raises an error; an answer of more than ``most`` bytes is not even read.
+        It is an error if no client has a good answer, unless none is ``needed``. What ``without`` says of the missing
+        clients is added to the warning.
         """
         answers, refusals = self._ask(requests, kind, check, most)
         if needed and requests and not answers:
@@ -138,7 +139,7 @@ class Nodes:
         assert self.transport, "a run begins when its nodes are there"
         answers = dict[int, Any]()
         refusals = dict[int, str]()
-        own_words = set[int]()  # of clients whose refusals are in the words of their nodes
+        own_words = set[int]()  # clients whose nodes refused in words of their own
         sent = {client: to_bytes(request) for client, request in requests.items()}
         for client, content in sorted(self.transport.ask(sent, self.about).items()):
             try:
@@ -252,11 +253,11 @@ class RemoteSilos:
         """Return the moments of some columns."""
 
         def check(client: int, told: Any) -> Any:
-            one = self._described[client]
-            ends = {title: ends_of(one, title, fill) for title, fill in fills.items()}
-            count = one.rows
-            if one.shape is not None:  # a channel of images has many numbers a row
-                count *= math.prod(one.shape[1:])
+            described = self._described[client]
+            ends = {title: ends_of(described, title, fill) for title, fill in fills.items()}
+            count = described.rows
+            if described.shape is not None:  # a channel of images has many numbers a row
+                count *= math.prod(described.shape[1:])
             return checked_moments(told, ends, count)
 
         return self._ask("add_up", dict(fills), check)

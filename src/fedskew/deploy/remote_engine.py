@@ -60,7 +60,7 @@ class _Training:
             return checked_update(answer, self.like[client], self.task)
         if len(self.requests[client].met) >= self.trips[client]:
             raise FedskewError("it still waits for an exchange after all that its steps can have")
-        sent = _waits(answer).sent
+        sent = _sent_tensor(answer)
         if not sent.is_floating_point() or not sent.dim():
             raise FedskewError(
                 f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics"
@@ -83,15 +83,15 @@ class RemoteEngine:
     nodes: Nodes
     versions: list[Versions]
     mirrored: tuple[str, ...] = ()
-    job: Job | None = None  # of the method; another one is that of clients' own models
-    # See ``positions_of``
+    job: Job | None = None  # of the method; any other job is that of clients' own models
+    # Of each row among those of its client, see ``positions_of``
     positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
-    reported: tuple[str, ...] = ()  # numbers that it has clients report
+    reported: tuple[str, ...] = ()  # numbers that the method has a client report
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
-        number = int(job is not self.job)
+        number = int(job is not self.job)  # 0 for the method, 1 for clients' own models
         together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
         training = _Training(job.task)
         for i, client in enumerate(plan.clients.tolist()):
@@ -115,7 +115,7 @@ class RemoteEngine:
         if together:
             kinds = (Updates, Waiting)
         check, most = training.check, training.most_bytes
-        answers = _alike(self.nodes.ask(training.requests, kinds, check, most))
+        answers = _without_odd_statistics(self.nodes.ask(training.requests, kinds, check, most))
         while waiting := _waiting(answers):
             met = settled([answer.sent for answer in waiting.values()])
             training.go_on(waiting, met)
@@ -124,8 +124,8 @@ class RemoteEngine:
                 if client not in waiting:
                     done[client] = answer
             needed = not done
-            found = self.nodes.ask(training.requests, kinds, check, most, needed=needed)
-            answers = done | _alike(found)
+            further = self.nodes.ask(training.requests, kinds, check, most, needed=needed)
+            answers = done | _without_odd_statistics(further)
         return answers
 
     def _expected(self, number: int, plan: Plan) -> Updates:
@@ -172,8 +172,9 @@ class RemoteEngine:
     ) -> ScheduleResult:
         """Train one model on a sample schedule: it travels from client to client, or clients meet at every step."""
         ends = schedule.ends[:-1]
-        apart = np.flatnonzero(np.diff(schedule.clients)) + 1
-        if len(np.setdiff1d(apart, ends)):
+        changes_of_client = np.flatnonzero(np.diff(schedule.clients)) + 1
+        changes_within_batches = np.setdiff1d(changes_of_client, ends)
+        if len(changes_within_batches):
             return self._synchronous(job, state, schedule)
         return self._sequential(job, state, schedule, reset_optimizer)
 
@@ -226,22 +227,22 @@ class RemoteEngine:
         """Return a step over the rows of some clients, who exchange messages until each has its part of it."""
         opening = in_tensor(hub.opening())
         requests = {party: Step(opening, mine, []) for party, mine in rows.items()}
-        answers = self._all(requests, task)
+        answers = self._ask_parties(requests, task)
         while _waiting(answers):
             sent = [out_of_tensor(answers[party].sent) for party in rows]
             reply = in_tensor(hub.add(sent))
             for party, request in requests.items():
                 requests[party] = replace(request, answers=[*request.answers, reply])
-            answers = self._all(requests, task)
+            answers = self._ask_parties(requests, task)
         return hub.finish([out_of_tensor(answers[party]) for party in rows])
 
-    def _all(self, requests: Mapping[int, Step], task: Task) -> dict[int, Any]:
+    def _ask_parties(self, requests: Mapping[int, Step], task: Task) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
 
         def check(client: int, answer: Any) -> Any:
             message = answer
             if isinstance(answer, Waiting):
-                message = _waits(answer).sent
+                message = _sent_tensor(answer)
             if message.dtype != torch.uint8 or message.dim() != 1:
                 raise FedskewError("its part of the step is no message")
             check_part_of_step(out_of_tensor(message), len(requests[client].rows), task)
@@ -275,15 +276,15 @@ def _checked_visit(
     return checked_visit(answer, like, task)
 
 
-def _waits(answer: Waiting) -> Waiting:
-    """Return the answer of a client that waits for an exchange of tensors."""
+def _sent_tensor(answer: Waiting) -> Tensor:
+    """Return what a client that waits has sent for the exchange; an error if it is no tensor."""
     if not isinstance(answer.sent, Tensor):
         raise FedskewError(f"it exchanges a {type(answer.sent).__name__}, expected a tensor")
-    return answer
+    return answer.sent
 
 
-def _alike(answers: dict[int, Any]) -> dict[int, Any]:
-    """Return the answers without those who wait with statistics of another shape or dtype than most others."""
+def _without_odd_statistics(answers: dict[int, Any]) -> dict[int, Any]:
+    """Return the answers without those of clients whose statistics have another shape or dtype than most others'."""
     kinds = {}
     for client, waiting in _waiting(answers).items():
         kinds[client] = (tuple(waiting.sent.shape), waiting.sent.dtype)

@@ -39,7 +39,7 @@ def sent_metrics(task: Task, settings: Settings) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EvaluatedParts:
-    """Of which rows clients send sums.
+    """The parts of the data over whose rows clients send sums.
 
     Args:
         names: the parts of the data beside the training rows that have rows at all
@@ -77,9 +77,9 @@ class EvaluatedParts:
         """Return what it means for scores on test rows that some clients do not answer."""
         if not self.tested or self.everything:
             return ""
-        everyone = self.most["test"]
-        left = int(np.delete(everyone, missing).sum())
-        total = int(everyone.sum())
+        test_rows = self.most["test"]
+        left = int(np.delete(test_rows, missing).sum())
+        total = int(test_rows.sum())
         return f"; scores are of {left:,} of {total:,} test rows, not to be compared with those of other rounds"
 
 
@@ -96,12 +96,12 @@ class ScoreChecks:
     """Checks what clients answer who have scored a model."""
 
     def __init__(
-        self, task: Task, metrics: tuple[str, ...], parts: EvaluatedParts, none: Sums
+        self, task: Task, metrics: tuple[str, ...], parts: EvaluatedParts, empty_sums: Sums
     ) -> None:
         self.task = task
         self.metrics = metrics
         self.parts = parts
-        self.none = none  # sums over no rows
+        self.empty_sums = empty_sums  # over no rows
 
     def checked(self, client: int, answer: Scored, asked: Asked) -> Scored:
         """Return the answer of a client that has scored a model; an error names the part that cannot be."""
@@ -124,7 +124,7 @@ class ScoreChecks:
         tested = asked.own and self.parts.tested
         fits(answer.own, {}, "scores")
         fits(answer.own_test, None, "scores on test rows")
-        matrix = self.none.get("confusion")
+        matrix = self.empty_sums.get("confusion")
         if tested and matrix is not None:
             most = int(self.parts.most["test"][client])
             checked_confusion(answer.confusion, matrix.astype(np.int64), most)
@@ -145,12 +145,12 @@ class ScoreChecks:
         like = {}
         for part, rows in most.items():
             if rows or part in told:
-                like[part] = self.none
+                like[part] = self.empty_sums
         fits(told, like, "sums")
         for part, sums in told.items():
             least = most[part]
             if self.parts.everything and part != "train":
-                least = 0  # then, each sums up a share of the same rows
+                least = 0  # all have the same rows, and each sums up a share of them
             checked_sums(sums, least, most[part], self.task, f"sums/{part}")
 
 
@@ -178,10 +178,10 @@ class RemoteEvaluator:
         self._parts = EvaluatedParts.of(fed, everything)
         classes = len(fed.data.classes)
         outputs = job.x.new_zeros(0, self.task.width(classes))
-        self._none = sums_over(self.task, outputs, job.y[:0], classes)
-        self._checks = ScoreChecks(self.task, metrics, self._parts, self._none)
+        self._empty_sums = sums_over(self.task, outputs, job.y[:0], classes)
+        self._checks = ScoreChecks(self.task, metrics, self._parts, self._empty_sums)
         self._last: dict[int, Scored] = {}
-        self._scored: Tensors | None = None  # the model of which the last answers are
+        self._scored: Tensors | None = None  # the model that the last answers are about
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores."""
@@ -202,12 +202,13 @@ class RemoteEvaluator:
             parts |= self._scores()
         if own:
             parts["own_test"] = self._mean_on_test(models.invited)
-        found: dict[str, Floats] = {}
+        own_scores: dict[str, Floats] = {}
+        invited = models.invited.tolist()
         for name in own_columns(own, common, self.task.row_metric):
-            found[name] = np.array([self._value(one, name) for one in models.invited.tolist()])
-        return RoundScores(parts, found)
+            own_scores[name] = np.array([self._own_score(client, name) for client in invited])
+        return RoundScores(parts, own_scores)
 
-    def _value(self, client: int, name: str) -> float:
+    def _own_score(self, client: int, name: str) -> float:
         scored = self._last.get(client)
         if scored is None:
             return np.nan
@@ -224,19 +225,19 @@ class RemoteEvaluator:
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
-        self._need(state)
+        self._ask_unless_answered(state)
         return self._scores()
 
     def all_scores(self, state: Tensors) -> dict[str, Score]:
         """Return all metrics of the global model that follow from sums, on validation and test rows."""
-        self._need(state)
+        self._ask_unless_answered(state)
         return {part: self._score(part) for part in self._parts.names}
 
     def confusion(self, state: Tensors) -> Ints | None:
         """Return the confusion matrix of the global model on the test rows."""
         if not self._parts.tested or self.task.target != "class":
             return None
-        self._need(state)
+        self._ask_unless_answered(state)
         matrix: Ints = self._sums("test")["confusion"].astype(np.int64)
         return matrix
 
@@ -256,7 +257,7 @@ class RemoteEvaluator:
                 matrices.append(scored.confusion)
         return FinalClients(table, total_confusion(matrices))
 
-    def _need(self, state: Tensors) -> None:
+    def _ask_unless_answered(self, state: Tensors) -> None:
         """Ask nodes for the sums of a model, unless the last answers are those: the very same tensors."""
         known = self._scored
         if known is None or not _same(known, state):
@@ -279,8 +280,8 @@ class RemoteEvaluator:
                 return ""
             return self._parts.without(missing)
 
-        # Training rows, other parts, clients' own models
-        most = (2 + len(self._parts.names)) * most_bytes(self._none)
+        # Sums over training rows and over every other part, and as much again for clients' own models.
+        most = (2 + len(self._parts.names)) * most_bytes(self._empty_sums)
         self._last = self.engine.nodes.ask(requests, Scored, check, most, without=without)
         self._scored = state
 
@@ -296,7 +297,7 @@ class RemoteEvaluator:
 
     def _sums(self, part: str) -> Sums:
         """Return the sums over the rows of all clients that have such rows."""
-        sums = [self._none]
+        sums = [self._empty_sums]
         for scored in self._last.values():
             if part in scored.parts:
                 sums.append(scored.parts[part])

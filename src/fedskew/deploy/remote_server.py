@@ -68,7 +68,7 @@ def remote_server(
 
 
 class RemoteClients:
-    """Clients that are nodes: what they keep stays with them, and the server knows of which round it is."""
+    """Clients that are nodes: their state stays with them, and the server knows after which round it was kept."""
 
     away = True
 
@@ -102,7 +102,7 @@ class RemoteClients:
 
     @contextmanager
     def serving(self, config: Mapping[str, Any]) -> Iterator[None]:
-        """Let nodes take part: those that there are, or else of Flower's simulation."""
+        """Let the nodes take part; where there are none yet, start those of Flower's simulation."""
         for name, value in config.items():
             if from_python(value):
                 raise FedskewError(
@@ -116,11 +116,11 @@ class RemoteClients:
         from fedskew.deploy.simulated_node import answer
 
         with (
-            tempfile.TemporaryDirectory() as place,
+            tempfile.TemporaryDirectory() as folder,
             simulated(answer, self.fed.clients, _ANSWER) as transport,
         ):
             self.nodes.transport = transport
-            self.nodes.about["folder"] = place
+            self.nodes.about["folder"] = folder
             yield
 
     def recorded_in(self, folder: Path) -> None:
@@ -199,7 +199,7 @@ class RemoteClients:
         return {}
 
     def checkpoint(self) -> Tensors:
-        """Return the versions, which stand for what clients keep, and the names of what each client's model has."""
+        """Return the versions, which stand for what clients keep, and the names of the tensors in their own models."""
         flat: Tensors = {}
         for i, versions in enumerate(self.engine.versions):
             flat[f"{VERSIONS}/{i}"] = versions.state()

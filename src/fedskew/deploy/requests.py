@@ -24,10 +24,10 @@ FRESH = -1  # the version of what a client keeps before its first round
 
 @dataclass(frozen=True)
 class Version:
-    """Which of a client's files it goes on from: the round of each; ``mirrored`` is that of what the server mirrors."""
+    """Which of the states that a client has kept it goes on from, by the rounds after which they were kept."""
 
     round: int = FRESH
-    mirrored: int = FRESH
+    mirrored: int = FRESH  # of the parts whose mean the server keeps
     oldest: int = FRESH  # files of earlier rounds are not needed any more
 
 
@@ -39,10 +39,10 @@ class Train:
         job: 0 for the method, 1 for the model that a client trains for itself
         start: where it starts, without what it kept
         plan: its part of the plan
-        version: what it kept
-        mirrored: names of the parts of its state that the server has the mean of
-        met: what all clients of the round made of the statistics that were exchanged so far
-        together: whether statistics are exchanged
+        version: which of its kept states it goes on from
+        mirrored: names of the parts of its state whose mean the server keeps
+        met: results of the exchanges of statistics so far, the same for all clients of the round
+        together: whether the clients exchange statistics at all
     """
 
     job: int
@@ -56,7 +56,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The answer of a client that needs an exchange before it can go on; it begins anew with the result."""
+    """The answer of a client that cannot go on before an exchange, with its part of it; asked again, it begins anew."""
 
     sent: Any
 
@@ -106,7 +106,10 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Scored:
-    """Sums by part of the data, the scores of the client's model on its rows and on the test rows, its last row."""
+    """Sums by part of the data, and the scores of the client's own model on its rows (``own``) and on test rows.
+
+    At the end of a run also the client's row of the table of clients, and its confusion matrix.
+    """
 
     parts: dict[str, Sums]
     own: dict[str, float]
@@ -183,7 +186,7 @@ def from_bytes(content: bytes) -> Any:
 
 
 def one_client(tree: Tree) -> Tree:
-    """Return what one client keeps, of a stack of one."""
+    """Return the state of the only client in a stack, without the axis of clients."""
     kept: Tree = {}
     for part, tensors in tree.items():
         kept[part] = {name: value[0] for name, value in tensors.items()}

@@ -21,24 +21,24 @@ def federation_of(data: Dataset, clients: Sequence[RowCounts]) -> Federation:
     memory. ``data`` says what all clients agree about: classes, shape of a row, pipeline.
     """
     everybody = range(len(clients))
-    counts = [one.train for one in clients]
+    counts = [told.train for told in clients]
     owners = list(everybody)
     validation = []
-    for client, one in enumerate(clients):
-        if one.held_out is not None:
-            counts.append(one.held_out)
+    for client, told in enumerate(clients):
+        if told.held_out is not None:
+            counts.append(told.held_out)
             owners.append(client)
-        if one.validation is not None:
-            validation.append(one.validation)
+        if told.validation is not None:
+            validation.append(told.validation)
     validation_rows = None
     if validation:
         validation_rows = _placeholder_rows(data, validation, everybody)
     rowless = replace(
         data,
         train=_placeholder_rows(data, counts, owners),
-        test=_placeholder_rows(data, [one.test for one in clients], everybody),
+        test=_placeholder_rows(data, [told.test for told in clients], everybody),
         validation=validation_rows,
-        groups=tuple(one.name for one in clients),
+        groups=tuple(told.name for told in clients),
     )
     ranges = _consecutive(counts)
     held_out = None
@@ -49,7 +49,7 @@ def federation_of(data: Dataset, clients: Sequence[RowCounts]) -> Federation:
 
 def _consecutive(counts: Sequence[Ints]) -> list[Ints]:
     """Return the numbers of the rows of one part after the other."""
-    sizes = [int(one.sum()) for one in counts]
+    sizes = [int(of_classes.sum()) for of_classes in counts]
     ends = np.cumsum([0, *sizes])
     return [np.arange(first, last) for first, last in pairwise(ends)]
 
@@ -72,14 +72,14 @@ def positions_of(fed: Federation) -> Ints:
 
 def _placeholder_rows(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
     """Return so many rows of each class for each owner; all of them share the memory of one zero."""
-    sizes = [int(one.sum()) for one in counts]
+    sizes = [int(of_classes.sum()) for of_classes in counts]
     x = np.lib.stride_tricks.as_strided(
         np.zeros(1, dtype=np.float32),
         (sum(sizes), *data.shape),
         (0,) * (1 + len(data.shape)),
         writeable=True,
     )
-    labels = [np.repeat(np.arange(len(one)), one) for one in counts]
+    labels = [np.repeat(np.arange(len(of_classes)), of_classes) for of_classes in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
     y = placeholder_targets(data.target, np.concatenate(labels), len(data.classes))
     return Rows(x, y, group)

@@ -41,7 +41,7 @@ from fedskew.models.build import build
 from fedskew.runs.execute import settings_of
 from fedskew.tasks.task import task_for
 
-_RUN = re.compile(r"[0-9a-f]{32}")  # names of runs, and nothing that could lead elsewhere
+_RUN = re.compile(r"[0-9a-f]{32}")  # the name of a run becomes a folder: nothing else may
 ROWS = "rows.sha256"  # in the folder of what a silo keeps for a run
 
 
@@ -55,8 +55,9 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     except FedskewError as problem:
         path = Path(str(about["node"]["data"]))
         state = Path(str(about["node"]["state"])).resolve()
-        said = str(problem).replace(str(path), path.name).replace(str(state), "--state")
-        return to_bytes(Refusal(said))  # without folders, which are nobody else's business
+        # The paths of this machine are nobody else's business.
+        reason = str(problem).replace(str(path), path.name).replace(str(state), "--state")
+        return to_bytes(Refusal(reason))
     except Exception as problem:
         traceback.print_exc()
         return to_bytes(
@@ -65,7 +66,7 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
 
 
 class SiloNode:
-    """A silo in one message.
+    """A silo that answers one message; every message makes a new one.
 
     ``about`` is what the message says of the run (how tables are read, the schema, the configuration), and under
     ``node`` what the silo's owner says: ``data``, its file; ``state``, a folder for what it keeps; ``name``.
@@ -86,7 +87,7 @@ class SiloNode:
         request = from_bytes(content)
         match request:
             case Question():
-                return to_bytes(self._answered(request))
+                return to_bytes(self._answer_question(request))
             case CountRows():
                 self._check_rows()
                 return to_bytes(row_counts_of(self.fed, {}))
@@ -94,30 +95,30 @@ class SiloNode:
                 self._check_rows()
                 return self.node.answer(content)
 
-    def _answered(self, question: Question) -> Any:
+    def _answer_question(self, question: Question) -> Any:
         """Return the answer to a question of a fit; whatever else a server asks is refused."""
         refuse_other_words(question.what)
         match question.what:
             case "describe":
-                return _as_told(self._described(question.content))
+                return _without_values_of_rows(self._describe(question.content))
             case "count":
-                return self._counted(question.content)
+                return self._count(question.content)
             case "add_up":
                 return self.silo.add_up(checked_fills(question.content))
 
-    def _counted(self, asked: Any) -> dict[str, list[Ints]]:
+    def _count(self, asked: Any) -> dict[str, list[Ints]]:
         intervals = checked_intervals(asked)
         if isinstance(self.silo, ArraySilo):
             raise FedskewError(f"{self.path.name} holds arrays, whose numbers are not counted")
         return self.silo.count(intervals)
 
-    def _described(self, asked: Any) -> Description:
-        """Return what the silo tells of itself; the server learns its name from it, so an error has to tell it too."""
+    def _describe(self, asked: Any) -> Description:
+        """Return what the silo tells of itself; an error begins with its name, which the server does not know yet."""
         try:
             request = self._request
             check_request(asked, request)
-            few = min(request.max_categories, TOLD)
-            described = self.silo.describe(replace(request, max_categories=few))
+            most_told = min(request.max_categories, TOLD)
+            described = self.silo.describe(replace(request, max_categories=most_told))
             check_classes(described, request.label)
             return described
         except FedskewError as problem:
@@ -193,10 +194,11 @@ class SiloNode:
         """The rows of the silo as a federation of one client, by the schema of all."""
         pipeline = pipeline_from(json.loads(str(self.about["schema"])))
         part = self.part
-        theirs, ours = pipeline.label.columns, self._request.targets
-        if theirs != ours:
+        of_schema = pipeline.label.columns
+        of_run = self._request.targets
+        if of_schema != of_run:
             raise FedskewError(
-                f"the schema has the label {'+'.join(theirs)}, and the run the label {'+'.join(ours)}: "
+                f"the schema has the label {'+'.join(of_schema)}, and the run the label {'+'.join(of_run)}: "
                 "use the same version of fedskew"
             )
         if isinstance(part, ArraySilo):
@@ -205,7 +207,8 @@ class SiloNode:
         else:
             assert isinstance(pipeline, Schema), "a run has files of one kind"
             described = part.silo.describe(self._request)
-            check_classes(described, self._request.label)  # or errors would name class after class
+            # First, as an error of the conversion names a class: one after the other would be told.
+            check_classes(described, self._request.label)
             data = converted(part, Fitted(pipeline, (described,)))
         return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
 
@@ -228,8 +231,8 @@ class SiloNode:
         return Node(self.fed, job, settings, self.folder)
 
 
-def _as_told(described: Description) -> Description:
-    """Return what a silo tells of itself without values of single rows, and without names of rare categories."""
+def _without_values_of_rows(described: Description) -> Description:
+    """Return a description without values of single rows, and without the names of rare categories."""
     columns = {}
     for title, facts in described.columns.items():
         columns[title] = replace(facts.without_rare(), example="not told")

@@ -25,7 +25,10 @@ def _node(config: str, client: int, folder: str) -> Node:
 
 
 def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
-    """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
+    """Return one client of a run as a node that keeps its state in the folder.
+
+    The configuration names all parts of the run.
+    """
     fed = federation_of_config(config)
     settings = settings_of(config)
     task = task_of(fed, settings)
