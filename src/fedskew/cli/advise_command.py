@@ -59,7 +59,7 @@ def advise(
     fedskew advise --data "hospital_*.csv:label=outcome" --metric balanced_accuracy
     fedskew advise --data digits --skew classes:k=1 --clients 10 --minutes 1
     """
-    from fedskew.advice.advise import advise as advised
+    from fedskew.advice.advise import advise as recommend
     from fedskew.data.catalogue import together
     from fedskew.runs.folder import to_json
     from fedskew.skew.federate import federate
@@ -74,12 +74,12 @@ def advise(
         say = _say
     settings = _settings(experiment, chosen)
     fed = federate(experiment)
-    found = advised(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
+    advice = recommend(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
     if as_json:
-        print(to_json(found.as_dict()))
+        print(to_json(advice.as_dict()))
         return
-    print(found)
-    for command in _commands(found, data or [], chosen):
+    print(advice)
+    for command in _commands(advice, data or [], chosen):
         print(command)
 
 
@@ -97,7 +97,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _commands(found: "Advice", data: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
+def _commands(advice: "Advice", data: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
     """Return the commands that train the recommended methods on the same clients."""
     words = []
     for text in data:
@@ -105,9 +105,9 @@ def _commands(found: "Advice", data: Sequence[str], chosen: Mapping[str, str]) -
     for name, value in chosen.items():
         if name not in ("lr", "rounds", "seed"):
             words += ["--" + name.replace("_", "-"), value]
-    methods = dict.fromkeys(recommended.method for recommended in found.recommendations)
+    methods = dict.fromkeys(recommended.method for recommended in advice.recommendations)
     commands = []
     for method in methods:
-        train = ["fedskew", "run", *words, "--algorithm", method, "--lr", f"{found.lr:g}"]
+        train = ["fedskew", "run", *words, "--algorithm", method, "--lr", f"{advice.lr:g}"]
         commands.append(shlex.join(train))
     return commands

@@ -74,7 +74,7 @@ def compare(
         file = places[0]
     values = settings_from(file, data, {**given, **own, "target": target})
     if seeds is not None:
-        values.pop("seed", None)  # of the file
+        values.pop("seed", None)  # which only the file has
     elif given["seed"] is not None:
         values.pop("seeds", None)
     outcome = compare_methods(values, WRITERS, out=out, or_resume=or_resume, watch=show_comparison)
@@ -101,40 +101,44 @@ def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | N
 
 def print_comparison(outcome: "Outcome", as_json: bool) -> None:
     """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
-    found = outcome.found
+    comparison = outcome.found
     assert outcome.folder
-    if found is None:
+    if comparison is None:
         rows = outcome.runs["runs"]
         methods = [row["algorithm"] for row in rows]
         print_summary(methods, rows, outcome.folder, outcome.runs, as_json)
         raise typer.Exit(SOME_FAILED)
-    _print_table(found, outcome.folder, outcome.runs, as_json)
-    if found.rows.runs.failed:
+    _print_table(comparison, outcome.folder, outcome.runs, as_json)
+    if comparison.rows.runs.failed:
         raise typer.Exit(SOME_FAILED)
 
 
-def _print_table(found: "Comparison", place: Path, runs: "dict[str, Any]", as_json: bool) -> None:
-    """Print one line a configuration, with the notes of the comparison."""
+def _print_table(
+    comparison: "Comparison", place: Path, runs: "dict[str, Any]", as_json: bool
+) -> None:
+    """Print one line a configuration, and the notes of the comparison.
+
+    The table is made from one row a run: what is the same for all runs of a configuration is repeated in each.
+    """
     from fedskew.report.comparison_files import files_of
 
     methods = list[str]()
     rows = list[dict[str, Any]]()
     columns = list[dict[str, Any]]()
-    seeds_at = len(found.head()) - len(found.columns) - 2
-    for one, line in zip(found.rows.configurations, found.lines(), strict=True):
-        failed: list[dict[str, Any]] = [{"failed": reason} for reason in one.failed]
-        for row in (*one.rows, *failed):
+    seeds_at = len(comparison.head()) - len(comparison.columns) - 2
+    for configuration, line in zip(comparison.rows.configurations, comparison.lines(), strict=True):
+        failed: list[dict[str, Any]] = [{"failed": reason} for reason in configuration.failed]
+        for row in (*configuration.rows, *failed):
             methods.append(line[0])
-            columns.append(
-                {**one.options, **one.conditions, "seeds": line[seeds_at], "p": line[-1]}
-            )
-            rows.append(_without_second_target(row, found))
-    notes = [text for text in (*found.findings(), found.judgement.no_ranks) if text]
+            varied = {**configuration.options, **configuration.conditions}
+            columns.append({**varied, "seeds": line[seeds_at], "p": line[-1]})
+            rows.append(_without_second_target(row, comparison))
+    notes = [text for text in (*comparison.findings(), comparison.judgement.no_ranks) if text]
     notes.append(f"tables and figures: {', '.join(path.name for path in files_of(place))}")
-    frame = found.frame()
+    frame = comparison.frame()
     table = frame.astype(object).where(frame.notna(), None).to_dict("records")
     result: dict[str, Any] = {**runs, "comparison": {"rows": table, **frame.attrs}}
-    print_summary(methods, rows, place, result, as_json, columns, notes, found.judgement.goal)
+    print_summary(methods, rows, place, result, as_json, columns, notes, comparison.judgement.goal)
 
 
 def _without_second_target(row: "dict[str, Any]", found: "Comparison") -> "dict[str, Any]":

@@ -20,7 +20,7 @@ _EVERY = 10.0  # seconds between two lines, where there is no terminal
 class RoundsDone:
     """How many rounds are done and left, and how long those that are left will take at the pace of those done.
 
-    A resumed run begins where it was, and that does not count for the pace; nor does what was before the first round.
+    The pace leaves out the earlier rounds of resumed runs, and the first round of all, whose end starts the clock.
     """
 
     rounds: dict[str, int]  # of every run that was not finished
@@ -45,7 +45,7 @@ class RoundsDone:
 
     @property
     def done(self) -> int:
-        """Return the rounds that are behind."""
+        """Return how many rounds of all runs have ended."""
         return sum(self._last.values())
 
     @property
@@ -55,7 +55,7 @@ class RoundsDone:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that the others will take; None in the first second, when there is no pace yet."""
+        """Return the seconds that the other rounds will take; None in the first second, when there is no pace yet."""
         new = self.done - sum(self._first.values())
         spent = self.clock() - (self._began or 0.0)
         if new and self._began is not None and spent >= 1:
@@ -63,13 +63,11 @@ class RoundsDone:
         return None
 
     def __str__(self) -> str:
-        if self.left:
-            about = f", about {_duration(self.left)} left"
-        else:
-            about = ""
-        return (
-            f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done{about}"
-        )
+        text = f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done"
+        left = self.left
+        if left:
+            text += f", about {_duration(left)} left"
+        return text
 
 
 def _duration(seconds: float) -> str:

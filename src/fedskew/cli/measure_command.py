@@ -78,7 +78,7 @@ def measure(
     fedskew measure --data digits --skew dirichlet --sweep alpha=0.01+0.1+1+10 --picture page.png
     """
     _check_picture(picture)
-    # measure raises an error for an unknown convention
+    # The cast is safe: to measure by an unknown convention is an error.
     output = _Output(cast("Convention", convention), picture, as_json)
     if folder is not None:
         _refuse_beside_folder(
@@ -149,13 +149,13 @@ def _show(fed: "Federation", title: str, facts: Mapping[str, Any], output: _Outp
     from fedskew.plots.split_figure import draw_split
     from fedskew.runs.folder import to_json
 
-    found = measured(fed, convention=output.convention, each=True)
+    heterogeneity = measured(fed, convention=output.convention, each=True)
     if output.picture is not None:
         ending = output.picture.suffix[1:]
-        write_atomically(output.picture, draw_split(fed, found, title, ending))
+        write_atomically(output.picture, draw_split(fed, heterogeneity, title, ending))
     differences = fed.data.differences
     if output.as_json:
-        content = {**facts, **found.as_dict()}
+        content = {**facts, **heterogeneity.as_dict()}
         if differences:
             content["differences"] = differences
         print(to_json(content))
@@ -163,7 +163,7 @@ def _show(fed: "Federation", title: str, facts: Mapping[str, Any], output: _Outp
     print(title)
     for line in few(differences):
         print(f"difference: {line}")
-    print(found)
+    print(heterogeneity)
 
 
 def _measure_sweep(options: PartitionOptions, sweep: str, output: _Output) -> None:
@@ -177,7 +177,7 @@ def _measure_sweep(options: PartitionOptions, sweep: str, output: _Output) -> No
     from fedskew.runs.folder import to_json
 
     skew = options.skew or "dirichlet"
-    specs = _sweep(skew, sweep)
+    specs = _swept_skews(skew, sweep)
     for spec in specs.values():
         spell("skew", spec)
     source = read_origin(options.data).data
@@ -199,24 +199,24 @@ def _measure_sweep(options: PartitionOptions, sweep: str, output: _Output) -> No
 
 def _print_sweep(found: "Mapping[str, Heterogeneity]") -> None:
     """Print the mean of each distance, one partition a line."""
-    first = next(iter(found.values())).views
-    if "labels" in first:
+    views = next(iter(found.values())).views
+    view = "features"
+    if "labels" in views:
         view = "labels"
-    else:
-        view = "features"
-    line = f"{f'mean over pairs, {view}':28}"
-    for name in first[view]:
-        line += f"{name:>17}"
+    heading = f"mean over pairs, {view}"
+    line = f"{heading:28}"
+    for distance in views[view]:
+        line += f"{distance:>17}"
     print(line)
-    for title, one in found.items():
+    for title, heterogeneity in found.items():
         line = f"{title:28}"
-        for name in first[view]:
-            line += f"{one.views[view][name].mean:17.4f}"
+        for distance in views[view]:
+            line += f"{heterogeneity.views[view][distance].mean:17.4f}"
         print(line)
 
 
-def _sweep(skew: str, sweep: str) -> dict[str, str]:
-    """Return the title of each partition of a sweep -> its skew."""
+def _swept_skews(skew: str, sweep: str) -> dict[str, str]:
+    """Return the skew of each partition of a sweep, by the title of the partition."""
     option, equals, values = sweep.partition("=")
     if not equals or not option.strip() or not values.strip():
         raise FedskewError(f"--sweep {sweep!r}: write option=a+b+c, such as alpha=0.01+0.1+1+10")

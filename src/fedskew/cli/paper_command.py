@@ -93,18 +93,18 @@ def paper(
         _list_papers(console)
         return
     tables = choose(name, table)
-    wanted = None
+    seed_numbers = None
     if seeds is not None:
-        wanted = parse_seeds(seeds)
+        seed_numbers = parse_seeds(seeds)
     _check_cases(name, tables, case or ())
     pick_device(device or "auto")
     folder = results_folder(out, quick)
     if quick:
-        tables = [found.reduced() for found in tables]
-    for found in tables:
-        console.print(escape(f"{found.printed}: {found.title}"), soft_wrap=True)
-        rerun(found, folder, show_progress, seeds=wanted, cases=case or (), device=device)
-        _print_results(console, found, Results(folder, found.label))
+        tables = [chosen.reduced() for chosen in tables]
+    for chosen in tables:
+        console.print(escape(f"{chosen.printed}: {chosen.title}"), soft_wrap=True)
+        rerun(chosen, folder, show_progress, seeds=seed_numbers, cases=case or (), device=device)
+        _print_results(console, chosen, Results(folder, chosen.label))
     console.print(escape(f"written to {write_page(out, quick)}"), soft_wrap=True)
 
 
@@ -114,14 +114,16 @@ def _list_papers(console: Console) -> None:
 
     for entry in papers().values():
         console.print(escape(f"{entry.name}: {entry.title} ({entry.authors})"), soft_wrap=True)
-        for found in tables_of(entry.name):
-            line = f"  --table {found.name}  {found.printed}: {found.title}"
+        for table in tables_of(entry.name):
+            line = f"  --table {table.name}  {table.printed}: {table.title}"
             console.print(escape(line), soft_wrap=True)
 
 
 def _check_cases(name: str, tables: "Sequence[PaperTable]", cases: Sequence[str]) -> None:
     """Raise an error for a case that none of the tables has."""
-    known = {entry.name for found in tables for entry in found.cases}
+    known: set[str] = set()
+    for table in tables:
+        known.update(table.case_names)
     for strange in set(cases) - known:
         raise unknown(f"case of {name}", strange, known)
 
@@ -133,5 +135,5 @@ def _print_results(console: Console, table: "PaperTable", results: "Results") ->
 
     for line in summary_table(table, results):
         console.print(escape("  ".join(line)), soft_wrap=True)
-    for one in verdicts(table, results):
-        console.print(escape(f"{one.claim.text} {one}"), soft_wrap=True)
+    for verdict in verdicts(table, results):
+        console.print(escape(f"{verdict.claim.text} {verdict}"), soft_wrap=True)

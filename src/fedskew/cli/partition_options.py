@@ -65,13 +65,13 @@ def data_with_columns(
         )
     from fedskew.data.catalogue import together
 
-    whole = together(data)
-    if isinstance(whole, str):
-        choice = parse(whole, "data set")
+    spec = together(data)
+    if isinstance(spec, str):
+        choice = parse(spec, "data set")
     else:
-        choice = Choice(whole.pop("name"), whole)
-    own = {"label": label, "group": group, "drop": drop}
-    given = {name: value for name, value in own.items() if value is not None}
+        choice = Choice(spec.pop("name"), spec)
+    columns = {"label": label, "group": group, "drop": drop}
+    given = {name: value for name, value in columns.items() if value is not None}
     for name in given:
         if name in choice.options:
             raise FedskewError(
@@ -140,8 +140,8 @@ class PartitionOptions:
         from fedskew.skew.federate import DEFAULT_CLIENTS
         from fedskew.skew.target import find
 
-        cut = origin.data.with_bins(self.bins)
-        names = len(cut.label_names) or None
+        binned = origin.data.with_bins(self.bins)
+        classes = len(binned.label_names) or None
         clients = self.clients or DEFAULT_CLIENTS
-        found = find(skew, cut.train, clients, self.seed, level, classes=names)
-        return {"skew": found.spec, "target": str(level), "level": found.level}
+        nearest = find(skew, binned.train, clients, self.seed, level, classes=classes)
+        return {"skew": nearest.spec, "target": str(level), "level": nearest.level}

@@ -65,7 +65,7 @@ def resume(
         from fedskew.runs.environment import check_imports
         from fedskew.runs.execute import read_config
 
-        # Before a name of its configuration is looked up
+        # First, as the configuration may name what imported modules register.
         check_imports(folder, disk.environment(), force)
         config = read_config(disk)
         name = brief("algorithm", config["algorithm"])

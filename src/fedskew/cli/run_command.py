@@ -41,8 +41,8 @@ def with_settings(
     """Give a command options of its own, and then one for each setting of an experiment, or for those in ``panels``."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = []
-    for name, (note, usual) in own.items():
-        parameters.append(inspect.Parameter(name, kind, default=usual, annotation=note))
+    for name, (annotation, default) in own.items():
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
     parameters += _options_as_parameters(panels or _PANELS)
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -77,7 +77,7 @@ def run(
     from fedskew.runs.experiment import run_experiment, run_or_resume
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
-    values = _of_one_run(values)
+    values = _settings_of_one_run(values)
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
     experiment = Experiment(**values)
@@ -92,7 +92,7 @@ def run(
     print_summary([name], [done.summary], done.folder, done.summary, as_json)
 
 
-def _of_one_run(values: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_one_run(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with one method and one skew; raise an error if they are those of several runs."""
     from fedskew.study.grid import several
 
@@ -107,12 +107,12 @@ def _of_one_run(values: Mapping[str, Any]) -> dict[str, Any]:
     many += [name for name in COMPARED if name in values]
     if many:
         raise FedskewError(
-            f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}"
+            f"fedskew run is one run, not several ({', '.join(many)}): use {_command_as_comparison()}"
         )
     return single
 
 
-def _instead() -> str:
+def _command_as_comparison() -> str:
     """Return the command that was given, as a comparison."""
     words = sys.argv[1:]
     place = words.index("run")
@@ -154,13 +154,13 @@ def _options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.
     kind = inspect.Parameter.KEYWORD_ONLY
     for panel, names in panels.items():
         for name in names:
-            note = _annotation(options[name], panel)
-            parameters.append(inspect.Parameter(name, kind, default=None, annotation=note))
+            annotation = _annotation(options[name], panel)
+            parameters.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
     return parameters
 
 
 def _annotation(option: Option, panel: str) -> Any:
-    """Return type and look of a setting as an option of a command; its help stands in a panel."""
+    """Return a setting as the annotation of an option of a command, whose help stands in this panel."""
     flag = "--" + option.name.replace("_", "-")
     look: dict[str, Any] = {
         "help": _help(option),

@@ -34,7 +34,7 @@ def main(grid: "Grid", context: "Context") -> None:
         _run(grid, context)
     except FedskewError as problem:
         print(f"fedskew: {problem}", file=sys.stderr)
-        # Its message says what to do, not where it was raised
+        # Without the traceback: the message says what to do.
         raise problem.with_traceback(None) from None
 
 
@@ -47,11 +47,11 @@ def _run(grid: "Grid", context: "Context") -> None:
     if "metrics_port" in config:
         port = int(str(config["metrics_port"]))
     with recording(folder) as log, serving_metrics(port) as metrics:
-        found = nodes_of(grid, count, timeout)
-        nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout), log.unanswered)
+        node_ids = nodes_of(grid, count, timeout)
+        nodes = Nodes(GridTransport(grid, dict(enumerate(node_ids)), timeout), log.unanswered)
         experiment = Experiment(**tomllib.loads(str(config["experiment"])))
         name = spell("algorithm", experiment.algorithm)
         with show_progress([name], experiment.rounds) as callbacks_of:
             callbacks = [PageWriter(), log, *metrics, *callbacks_of(name)]
-            done = run_on_nodes(nodes, len(found), experiment, folder, callbacks)
+            done = run_on_nodes(nodes, len(node_ids), experiment, folder, callbacks)
     print_summary([name], [done.summary], folder, done.summary, as_json=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedskew.report.status import Status
     from fedskew.runs.folder import Row
 
-_NAMED = 10  # clients
+_NAMED = 10  # clients, or silences of clients, that a line lists
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,10 +33,10 @@ def status(
     \b
     fedskew status runs/NAME
     """
-    from fedskew.report.status import status as found
+    from fedskew.report.status import status as read_status
     from fedskew.runs.folder import to_json
 
-    now = found(folder)
+    now = read_status(folder)
     if as_json:
         print(to_json(vars(now)))
         return
@@ -112,11 +112,11 @@ def _losses(now: "Status") -> list[str]:
 def _silences(unanswered: "Sequence[Row]") -> str:
     """Return who did not answer what, and why."""
     lines = []
-    for one in unanswered:
+    for silence in unanswered:
         when = "before the rounds"
-        if one["round"]:
-            when = f"round {one['round']}"
-        lines.append(f"{one['client']} to {one['asked']}, {when}: {one['reason']}")
+        if silence["round"]:
+            when = f"round {silence['round']}"
+        lines.append(f"{silence['client']} to {silence['asked']}, {when}: {silence['reason']}")
     return "; ".join(few(lines, _NAMED))
 
 

@@ -71,12 +71,14 @@ def _columns(
 ) -> list[bars.ProgressColumn]:
     """Return name, bar, rounds, score and time left; a narrow terminal has neither bar nor time."""
     longest = max(map(len, names))
-    whole = len(f"{rounds}/{rounds}")  # of the rounds, which are never cut
-    name = _Words(lambda one: one.name, width=min(longest, max(8, width // 4)))
-    done = _Words(lambda one: f"{one.round}/{one.rounds}", justify="right", min_width=whole)
-    score = _Words(lambda one: " ".join([*one.score[:1], sparkline(one.curve, width // 8)]))
+    width_of_rounds = len(f"{rounds}/{rounds}")  # which are never cut
+    name = _Words(lambda run: run.name, width=min(longest, max(8, width // 4)))
+    done = _Words(
+        lambda run: f"{run.round}/{run.rounds}", justify="right", min_width=width_of_rounds
+    )
+    score = _Words(lambda run: " ".join([*run.score[:1], sparkline(run.curve, width // 8)]))
     if not wide:
         return [name, done, score]
     bar = bars.BarColumn(bar_width=width // 6)
-    left = _Words(lambda one: " ".join(one.left), min_width=9)
+    left = _Words(lambda run: " ".join(run.left), min_width=9)
     return [name, bar, done, score, left]

@@ -15,7 +15,7 @@ LOSSES = {  # why an update was lost
     "late": "missed the deadline",
     "excluded": "NaN or infinite",
 }
-_RECENT = 50  # rounds, from whose time the time left is told
+_RECENT = 50  # rounds, from whose duration the time left is estimated
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         self.ends: deque[float] = deque(maxlen=_RECENT)  # when the recent rounds ended
         self.updates = self.lost = self.sent = 0
         self.row: Row = {}
-        # Of the global and of personal models, where they were evaluated
+        # All scores so far of the global model and of personal models, by title
         self.scores: dict[str, list[float]] = {}
         self.metric = ""
 
@@ -64,8 +64,9 @@ class Progress:
         """Return the seconds left, if rounds go on as the recent ones did; None before the first has ended."""
         if len(self.ends) < 2:
             return None
-        each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
-        return max(0.0, each * (self.rounds - self.round) - (self.clock() - self.ends[-1]))
+        each_round = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+        since_last_round = self.clock() - self.ends[-1]
+        return max(0.0, each_round * (self.rounds - self.round) - since_last_round)
 
     @property
     def left(self) -> list[str]:

@@ -141,14 +141,14 @@ def _other_columns(rows: "Sequence[Row]") -> dict[str, SummaryColumn]:
     columns = {}
     for row in rows:
         task = str(row.get("task", "classification")).split(":")[0]
-        classes = task in ("classification", "binary")
+        predicts_classes = task in ("classification", "binary")
         for key in row:
             for pattern, (title, meaning) in _OTHERS.items():
-                found = re.fullmatch(pattern, key)
-                if found is None or key in _USUAL:
+                match = re.fullmatch(pattern, key)
+                if match is None or key in _USUAL:
                     continue
-                metric = found[1]
-                if not classes or f"train_{metric}_last" in row:
+                metric = match[1]
+                if not predicts_classes or f"train_{metric}_last" in row:
                     columns[key] = SummaryColumn(
                         title.format(metric), meaning.format(metric), scale=1, digits=4
                     )

@@ -33,7 +33,7 @@ def print_summary(
     from fedskew.study.overview import warnings_of
 
     console = console_for(stderr=as_json)
-    kinds, done, failures = _parted(methods, summaries, varied)
+    kinds, done, failures = _by_outcome(methods, summaries, varied)
     names = [method for method, _ in kinds]
     if first:
         console.print(escape(first), soft_wrap=True)
@@ -53,7 +53,7 @@ def print_summary(
         print(to_json({**result, "folder": str(folder)}))
 
 
-def _parted(
+def _by_outcome(
     methods: Sequence[str],
     summaries: "Sequence[Row]",
     varied: "Sequence[Mapping[str, Any]] | None",
@@ -62,12 +62,12 @@ def _parted(
     kinds: list[Kind] = []
     done = []
     failures = []
-    options = varied or [{}] * len(methods)
-    for method, some, row in zip(methods, options, summaries, strict=True):
+    options_of_runs = varied or [{}] * len(methods)
+    for method, options, row in zip(methods, options_of_runs, summaries, strict=True):
         if "failed" in row:
             failures.append(f"failed: {row['failed']}")
         else:
-            kinds.append((method, some))
+            kinds.append((method, options))
             done.append(row)
     return kinds, done, failures
 
@@ -76,11 +76,11 @@ def _without_result(
     methods: Sequence[str], varied: "Sequence[Mapping[str, Any]]", done: "Sequence[Kind]"
 ) -> "list[Kind]":
     """Return the kinds of which no run ended well, each of them once."""
-    found: list[Kind] = []
+    without: list[Kind] = []
     for kind in zip(methods, varied, strict=True):
-        if kind not in done and kind not in found:
-            found.append(kind)
-    return found
+        if kind not in done and kind not in without:
+            without.append(kind)
+    return without
 
 
 def _with_bytes(summaries: "Sequence[Row]") -> "list[Row]":

@@ -72,11 +72,11 @@ def _means(columns: Mapping[str, SummaryColumn], rows: "Sequence[Row]") -> list[
 
 
 def _distinct(kinds: Sequence[Kind]) -> list[Kind]:
-    found: list[Kind] = []
+    distinct: list[Kind] = []
     for kind in kinds:
-        if kind not in found:
-            found.append(kind)
-    return found
+        if kind not in distinct:
+            distinct.append(kind)
+    return distinct
 
 
 def _option(value: Any) -> str:
