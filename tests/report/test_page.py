@@ -309,7 +309,7 @@ def test_a_damaged_folder_is_refused_before_anything_is_written(tmp_path: Path) 
 def test_a_page_that_cannot_be_made_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedskew.report.page._of_run", lambda run: 1 / 0)
+    monkeypatch.setattr("fedskew.report.page._page_of_run", lambda run: 1 / 0)
     with pytest.warns(UserWarning, match=r"report\.html could not be made"):
         run = fs.train(federation(), "logreg", rounds=1, folder=tmp_path / "run")
     assert run.summary["rounds"] == 1

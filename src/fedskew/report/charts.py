@@ -18,7 +18,7 @@ from fedskew.runs.summary import NAMES
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
-# Below an axis: that are all shown, and that have room beside each other
+# Names below an axis: up to how many all are shown, and up to how many characters they are not aslant
 _MOST_NAMES, _MOST_CHARACTERS = 20, 40
 _POINTS = 200  # of a Lorenz curve
 # Colours that colour-blind readers can distinguish (Okabe and Ito).
@@ -82,13 +82,13 @@ def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Optio
     """The metric of the global and of the clients' models, with the best round marked."""
     option = _frame("", metric, axis=True, dataset=["rounds"])
     first = next(iter(table.values()))
-    few = len(first) - first.count(None) < 2
+    too_few_for_a_line = len(first) - first.count(None) < 2
     option["series"] = []
     for part, title in NAMES.items():
         column = f"{part}_{metric}"
         if column in table:
             name = title.removeprefix("global model, ")
-            line = _line(0, column, name, color=COLOURS[part], showSymbol=few)
+            line = _line(0, column, name, color=COLOURS[part], showSymbol=too_few_for_a_line)
             option["series"].append(line)
     if best:
         mark = {

@@ -19,6 +19,7 @@ from fedskew.study.significance import Ranks, said_p
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
 CURVES, RANKS = "curves", "critical_difference"
+_ENDINGS = ("svg", "pdf")  # of the figures
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -35,12 +36,12 @@ def write_comparison(found: Comparison, folder: Path) -> None:
         write_atomically(folder / PAGE, comparison_page(found))
     with only_warned(f"the figures in {folder}"):
         for name, files in _figures(found).items():
-            for ending in ("svg", "pdf"):
+            for ending in _ENDINGS:
+                path = folder / f"{name}.{ending}"
                 if ending in files:
-                    write_atomically(folder / f"{name}.{ending}", files[ending])
+                    write_atomically(path, files[ending])
                 else:
-                    # Of a time with other runs
-                    (folder / f"{name}.{ending}").unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)  # it may be there from a comparison of other runs
 
 
 def _figures(found: Comparison) -> dict[str, dict[str, bytes]]:
@@ -58,12 +59,15 @@ def markdown(found: Comparison) -> str:
     lines = []
     for line in (found.head(), *found.lines()):
         lines.append([in_markdown(cell) for cell in line])
-    for line, one in zip(lines[1:], found.rows.configurations, strict=True):
-        if one.label == found.judgement.verdict.winner:
+    for line, configuration in zip(lines[1:], found.rows.configurations, strict=True):
+        if configuration.label == found.judgement.verdict.winner:
             line[0] = f"**{line[0]}**"
     rule = []
-    for text in found.texts():
-        rule.append("---" if text else "---:")
+    for is_text in found.texts():
+        if is_text:
+            rule.append("---")
+        else:
+            rule.append("---:")
     rows = []
     for line in (lines[0], rule, *lines[1:]):
         rows.append("| " + " | ".join(line) + " |")
@@ -104,16 +108,21 @@ def latex(found: Comparison) -> str:
     """Return the table for LaTeX with the package booktabs, with its notes as comments."""
     head = [in_latex(title) for title in found.head()]
     rows = [list(map(in_latex, line)) for line in found.lines()]
-    for row, one in zip(rows, found.rows.configurations, strict=True):
-        if one.label == found.judgement.verdict.winner:
+    for row, configuration in zip(rows, found.rows.configurations, strict=True):
+        if configuration.label == found.judgement.verdict.winner:
             row[0] = rf"\textbf{{{row[0]}}}"
     comments = []
     for text in (found.rows.runs.title, *_notes(found)):
         comments.append(f"% {' '.join(text.split())}")
-    form = "".join("l" if text else "r" for text in found.texts())
+    alignment = ""
+    for is_text in found.texts():
+        if is_text:
+            alignment += "l"
+        else:
+            alignment += "r"
     return "\n".join(
         [
-            r"% \usepackage{booktabs}", *comments, rf"\begin{{tabular}}{{{form}}}", r"\toprule", _latex_row(head),
+            r"% \usepackage{booktabs}", *comments, rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", _latex_row(head),
             r"\midrule", *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}", "",
         ]
     )  # fmt: skip
@@ -143,15 +152,11 @@ def in_markdown(text: str) -> str:
 
 def files_of(folder: Path) -> Iterable[Path]:
     """Return the files of a comparison that are in a folder."""
-    names = (
-        CSV,
-        MARKDOWN,
-        LATEX,
-        *(f"{name}.{ending}" for name in (CURVES, RANKS) for ending in ("svg", "pdf")),
-    )
+    names = [CSV, MARKDOWN, LATEX]
+    for figure in (CURVES, RANKS):
+        names += [f"{figure}.{ending}" for ending in _ENDINGS]
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-WRITERS = Writers(
-    [PageWriter()], write_comparison
-)  # a page for each run, and all files of the comparison
+# A page for each run, and all files of the comparison
+WRITERS = Writers([PageWriter()], write_comparison)

@@ -34,14 +34,14 @@ def _add_results(page: Page, found: "Comparison") -> None:
     head = _score_first(found, found.head())
     lines = [_score_first(found, line) for line in found.lines()]
     texts = []
-    for title, text in zip(found.head()[1:], found.texts()[1:], strict=True):
-        if text:
+    for title, is_text in zip(found.head()[1:], found.texts()[1:], strict=True):
+        if is_text:
             texts.append(title)
-    length = "long"
+    style = "long"
     if len(lines) <= _WHOLE:
-        length = "whole"
+        style = "whole"
     first = tag("p", f"{found.judgement.goal} {found.judgement.verdict.says}")
-    methods = tag("div", table("Methods", head, lines, texts), class_=length)
+    methods = tag("div", table("Methods", head, lines, texts), class_=style)
     notes = tag("ul", *listed(found.notes()[2:]))
     meanings = pairs(found.meanings(), "facts")
     meanings = tag("details", tag("summary", "What the columns are"), meanings)
@@ -87,6 +87,7 @@ def _differences(found: "Comparison") -> Markup:
     rows = []
     for label in found.judgement.scores:
         if label in found.judgement.verdict.differences:
+            # Not -x, which is printed as -0 where there is no difference
             difference = 0.0 - found.rows.sign * found.judgement.verdict.differences[label]
             rows.append([label, f"{difference:+.4g}", found.judgement.verdict.p_values.get(label)])
     head = ["method", "difference", "p, corrected"]

@@ -23,7 +23,7 @@ from fedskew.runs.runner import only_warned
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 
-# Of the row of a round
+# Columns of the table of rounds that the log has too
 _TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")
 
 
@@ -40,7 +40,7 @@ class EventLog(Callback):
         self._round = self._rounds = 0
         self._checkpoint = self._last_checkpoint()
         self._metric = ""
-        self._since = time.monotonic()
+        self._since = time.monotonic()  # the beginning of the round
 
     def note(self, event: str, **facts: Any) -> None:
         """Write an event with the time at which it happened."""
@@ -54,11 +54,11 @@ class EventLog(Callback):
 
     def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
         """Write which clients did not answer what they were asked, and why."""
-        now = {}
+        when = {}
         if self._rounds:
-            now["round"] = min(self._round + 1, self._rounds)
+            when["round"] = min(self._round + 1, self._rounds)
         for client, reason in reasons.items():
-            self.note("unanswered", **now, client=client, asked=asked, reason=reason)
+            self.note("unanswered", **when, client=client, asked=asked, reason=reason)
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Write who takes part, and after which round the run goes on."""
@@ -96,22 +96,22 @@ class EventLog(Callback):
         self.note("end", round=self._round)
 
     def failed(self, problem: BaseException) -> None:
-        """Write why the run has stopped, unless another process is at work in its folder, or it is none of nodes.
+        """Write why the run has stopped, unless another process is at work in its folder, or it is a run without nodes.
 
-        Of what nodes say themselves, which may quote their files, nothing is written.
+        The words of nodes are left out, as they may quote their files.
         """
         if not (self._folder / OF_NODES).exists():
             return
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
-            why = str(problem)
+            reason = str(problem)
             if isinstance(problem, UnansweredError):
-                why = problem.plain
-            ended = {}
+                reason = problem.plain
+            when = {}
             if self._rounds:
-                ended["round"] = self._round
-            self.note("error", **ended, kind=type(problem).__name__, reason=why)
+                when["round"] = self._round
+            self.note("error", **when, kind=type(problem).__name__, reason=reason)
 
     def _begin(self) -> None:
         """Write what has waited for the folder."""

@@ -29,10 +29,10 @@ from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 from fedskew.study.run_data import Holdings, RunData
 
-_EVERY = 2.0  # seconds between two versions, at least
-_SHARE = 0.05  # of the time of a run that it takes, at most
-_WATCHED = 5.0  # seconds after its last question for which a browser is thought to be there
-_LAST = 3.0  # seconds in which it is given the last version
+_EVERY = 2.0  # seconds between two versions of the page, at least
+_SHARE = 0.05  # of the time of the run that goes into making the page, at most
+_WATCHED = 5.0  # seconds since its last request for which a browser counts as being there
+_LAST = 3.0  # seconds for which the end of a run waits until the browser has the last version
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class LivePage(Callback):
         self._http = LoopbackServer(self.answer)
         self._page = live_page()
         self._run: tuple[Server, Path | None] | None = None
+        # When the page was made last, and how long that took
         self._made = -float("inf")
         self._cost = 0.0
         self._version = 0
@@ -140,7 +141,7 @@ class LivePage(Callback):
         self._end(f"The run has ended. Its page is {run.folder / on_disk.PAGE}.")
 
     def _end(self, says: str) -> None:
-        self._version = self._version + 1
+        self._version += 1
         self._says = says
         self._ended = True
 
@@ -150,7 +151,8 @@ class LivePage(Callback):
             return "text/html; charset=utf-8", self._page
         if path != f"/{self._secret}/data":
             return None
-        self._asked, version = time.monotonic(), self._version
+        self._asked = time.monotonic()
+        version = self._version
         state = {"version": version, "says": self._says, "ended": self._ended, **self._content}
         content = to_json(state).encode()
         self._given = version

@@ -51,11 +51,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request."""
         hosts = self.headers.get_all("Host") or []
-        # A foreign name: DNS rebinding
+        # Another site whose name leads to this machine (DNS rebinding) is given away by the name.
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif found := self.server.answer(self.path):
-            kind, content = found
+        elif page := self.server.answer(self.path):
+            kind, content = page
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))

@@ -7,7 +7,7 @@ from fedskew.study.client_columns import PROFILE
 from fedskew.study.run_data import RunData
 
 _MOST_OWN = 12  # charts of columns that only this method has
-_ROUND_PANELS = {  # of a method's own columns: how they begin, and the title
+_ROUND_PANELS = {  # titles of charts, by how a method's own columns begin
     "mu_": "Proximal coefficient of each layer",
     "drift_": "Drift of each layer",
     "dp_epsilon": "Privacy spent so far (epsilon)",
@@ -23,29 +23,29 @@ _CLIENT_PANELS = {
 
 def add_method(page: Page, run: RunData) -> None:
     """Add a chart for every group of columns that only this method has."""
-    figures = _round_figures(page, run)
+    figures = _method_figures(page, run)
     if figures:
         page.section("method", "The method", grid(*figures))
 
 
-def _round_figures(page: Page, run: RunData) -> list[Markup]:
+def _method_figures(page: Page, run: RunData) -> list[Markup]:
     figures = []
-    left = run.drawn.own_columns
+    remaining = run.drawn.own_columns
     for start, title in _ROUND_PANELS.items():
         columns = {}
-        for name in left:
+        for name in remaining:
             if name.startswith(start):
                 columns[name] = name.removeprefix(start) or name
-        left = [name for name in left if name not in columns]
+        remaining = [name for name in remaining if name not in columns]
         figures += _figure(page, run, start.strip("_"), title, columns)
     figures += _client_figures(page, run)
-    for number, name in enumerate(left[:_MOST_OWN]):
+    for number, name in enumerate(remaining[:_MOST_OWN]):
         figures += _figure(page, run, f"own-{number}", name, {name: name})
     return figures
 
 
 def _client_figures(page: Page, run: RunData) -> list[Markup]:
-    """Return the charts of what the clients of each round had in common, in the mean."""
+    """Return the charts of what the clients of each round had, as means, largest values or numbers of clients."""
     profile = {}
     for name in PROFILE:
         if f"mean {name}" in run.curves:

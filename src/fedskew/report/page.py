@@ -21,11 +21,13 @@ class PageWriter(Callback):
 
     def on_run_end(self, run: Run) -> None:
         """Write the page."""
-        if run.folder is not None:
-            with only_warned(str(run.folder / on_disk.PAGE)):
-                disk = RunFolder(run.folder)
-                written = run_on_disk(disk, disk.read_json(on_disk.SUMMARY))
-                write_atomically(run.folder / on_disk.PAGE, _of_run(RunData(written)))
+        if run.folder is None:
+            return
+        path = run.folder / on_disk.PAGE
+        with only_warned(str(path)):
+            disk = RunFolder(run.folder)
+            written = run_on_disk(disk, disk.read_json(on_disk.SUMMARY))
+            write_atomically(path, _page_of_run(RunData(written)))
 
 
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -35,7 +37,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
     Args:
         folders: run folders, or the folder of a comparison
-        out: the file; by default ``report.html`` in the folder, which is needed for several folders
+        out: the file, which several folders need; by default ``report.html`` in the folder
     """
     if out is None and len(folders) != 1:
         raise FedskewError(
@@ -49,13 +51,13 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     from fedskew.study.comparison_table import comparison
 
     if len(folders) == 1 and not (folders[0] / on_disk.GROUP).is_file():
-        content = _of_run(RunData(open_run(folders[0])))
+        content = _page_of_run(RunData(open_run(folders[0])))
     else:
         content = comparison_page(comparison(folders))
     write_atomically(place, content)
     return place
 
 
-def _of_run(run: RunData) -> bytes:
+def _page_of_run(run: RunData) -> bytes:
     """Return the page of one run."""
     return html_file(run_content(run))

@@ -41,14 +41,14 @@ class Metrics(Callback):
     """A callback that knows the numbers of a run so far, those of the rounds before it was resumed included."""
 
     def __init__(self) -> None:
-        # By metric and labels
+        # Of each metric, the values by their labels
         self._values: dict[str, dict[str, float]] = {name: {} for name in _METRICS}
         self._metric = ""
         self._since = time.monotonic()
         self.content = b""
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
-        """Begin with the rounds of a run that is gone on with."""
+        """Begin with the earlier rounds of a resumed run."""
         self._metric = server.headline.name
         self._since = time.monotonic()
         self._set("fedskew_round", server.round)
@@ -63,7 +63,8 @@ class Metrics(Callback):
         self._count(result.round)
         self._set("fedskew_round_seconds", now - self._since)
         self._set("fedskew_last_round_timestamp_seconds", time.time())
-        self._since, self.content = now, exposition(self._values)
+        self._since = now
+        self.content = exposition(self._values)
 
     def _count(self, row: Row) -> None:
         self._set("fedskew_round", row["round"])

@@ -75,10 +75,10 @@ def _curve(page: Page, run: RunData, metric: str) -> Markup:
     for part in NAMES:
         if f"{part}_{metric}" in run.curves:
             columns.append(f"{part}_{metric}")
-    described = columns[0]
+    column_in_words = columns[0]
     if f"test_{metric}" in columns:
-        described = f"test_{metric}"
-    says = ends_of(run.curves, described)
+        column_in_words = f"test_{metric}"
+    says = ends_of(run.curves, column_in_words)
     has_best = metric == run.metric and "best round" in run.curves
     if has_best:
         best = run.summary[f"test_{metric}_best"]
@@ -119,8 +119,8 @@ def command_of(run: RunData) -> str | None:
         if from_python(config.get(kind)):
             return None
     modules = []
-    for one in run.environment.get("imports", []):
-        modules += ["--import", one["source"]]
+    for module in run.environment.get("imports", []):
+        modules += ["--import", module["source"]]
     return shlex.join(["fedskew", *modules, "run", str(run.disk.path / on_disk.CONFIG)])
 
 

@@ -18,7 +18,7 @@ from fedskew.runs.summary import NAMES
 from fedskew.study.study_folder import read_members
 from fedskew.study.study_runs import FAILED
 
-RECENT = 50  # rounds, from whose time the time left is told
+RECENT = 50  # rounds, from whose duration the time left is estimated
 _SCORE = re.compile(rf"(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})_\w+")
 
 
@@ -34,16 +34,16 @@ class Status:
         round: rounds that have ended
         rounds: rounds of the run
         metrics: scores of the global and of clients' models when they were evaluated last
-        evaluated: the round of that
+        evaluated: the round after which that was
         seconds_per_round: mean of the last 50 rounds
-        seconds_left: if rounds go on like that; None after the last
+        seconds_left: until the end, if further rounds take as long; None after the last
         seconds_since_write: for how long nothing has been written
         clients: clients of the last round
         dropped: those of them that dropped out or did not answer, by name, or number if they have none
         late: likewise, those that came after the deadline
         excluded: how many updates of the last round were NaN or infinite
         nodes: names of the nodes of a run on machines of their own
-        unanswered: of these, in the last round and since then: who did not answer what, and why
+        unanswered: which nodes did not answer what, and why, in the last round and since then
         error: why it has stopped, where that is known
         then: what to do next; None while it runs
     """
@@ -89,12 +89,12 @@ def status(folder: Path) -> Status:
         round = last["round"]
         clients = disk.last_rows(on_disk.CLIENTS, round)
     rounds = int(config.get("rounds", 0))
-    each = _seconds_per_round(disk, round)
-    silent = max(0.0, time.time() - _written(folder))
+    seconds_per_round = _seconds_per_round(disk, round)
+    since_write = max(0.0, time.time() - _last_write(folder))
     state = _state(disk, process)
     left = None
-    if each is not None and state in ("running", "stopped"):
-        left = _seconds_left(each, rounds - round, silent, running=bool(process))
+    if seconds_per_round is not None and state in ("running", "stopped"):
+        left = _seconds_left(seconds_per_round, rounds - round, since_write, running=bool(process))
     evaluated, metrics = _scores(rows)
     nodes = []
     if (folder / on_disk.OF_NODES).exists():
@@ -109,12 +109,12 @@ def status(folder: Path) -> Status:
         rounds=rounds,
         metrics=metrics,
         evaluated=evaluated,
-        seconds_per_round=each,
+        seconds_per_round=seconds_per_round,
         seconds_left=left,
-        seconds_since_write=silent,
+        seconds_since_write=since_write,
         clients=last.get("clients"),
-        dropped=_whose(clients, "dropped", round),
-        late=_whose(clients, "late", round),
+        dropped=_clients_with(clients, "dropped", round),
+        late=_clients_with(clients, "late", round),
         excluded=last.get("excluded") or 0,
         nodes=nodes,
         unanswered=_unanswered(events, round),
@@ -133,13 +133,15 @@ def _seconds_per_round(disk: RunFolder, round: int) -> float | None:
     return sum(seconds) / len(seconds)
 
 
-def _seconds_left(each: float, rounds: int, silent: float, running: bool) -> float | None:
+def _seconds_left(
+    each_round: float, rounds_left: int, since_write: float, running: bool
+) -> float | None:
     """Return the time of the rounds that are left, of which one may be under way; None after the last."""
-    if rounds <= 0:
+    if rounds_left <= 0:
         return None
-    left = each * rounds
+    left = each_round * rounds_left
     if running:
-        left -= silent
+        left -= since_write
     return max(0.0, left)
 
 
@@ -194,21 +196,23 @@ def _error(disk: RunFolder, state: str, events: Sequence[Row]) -> str | None:
 
 def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
     """Return what was not answered in this round and later, or before the first, since the run was started last."""
-    found: list[Row] = []
+    silences: list[Row] = []
     for event in events:
         if event["event"] == "start":
-            found = []
+            silences = []
         elif event["event"] == "unanswered" and event.get("round", round) >= round:
-            found.append({name: event.get(name) for name in ("round", "client", "asked", "reason")})
-    return found
+            silences.append(
+                {name: event.get(name) for name in ("round", "client", "asked", "reason")}
+            )
+    return silences
 
 
-def _written(folder: Path) -> float:
+def _last_write(folder: Path) -> float:
     """Return when something was written last, in seconds since 1970."""
     written = folder.stat().st_mtime
     for path in folder.iterdir():
         if path.is_file() or path.name == on_disk.CHECKPOINTS:
-            # A file that is being written may have got its name just now
+            # A temporary file may have got its final name since the folder was listed.
             with suppress(FileNotFoundError):
                 written = max(written, path.stat().st_mtime)
     return written
@@ -217,16 +221,16 @@ def _written(folder: Path) -> float:
 def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:
     """Return the scores of the last evaluation, and its round."""
     for row in reversed(rows):
-        found = {}
+        scores = {}
         for name, value in row.items():
             if value is not None and _SCORE.fullmatch(name):
-                found[name] = value
-        if found:
-            return row["round"], found
+                scores[name] = value
+        if scores:
+            return row["round"], scores
     return None, {}
 
 
-def _whose(rows: Sequence[Row], fate: str, round: int) -> list[str]:
+def _clients_with(rows: Sequence[Row], fate: str, round: int) -> list[str]:
     """Return the clients of a round with this fate."""
     names = []
     for row in rows:
