@@ -49,22 +49,22 @@ def heterogeneity(
     if reading == "fedartml":
         convention = "fedartml"
     found = {}
-    for of in ("features", "labels"):
-        parts = [rows]
-        if (of, reading) == ("features", "largest"):
-            parts = _columns(rows)
+    for view in ("features", "labels"):
+        measured_rows = [rows]
+        if (view, reading) == ("features", "largest"):
+            measured_rows = _each_feature_alone(rows)
         hellinger, wasserstein = [], []
-        for part in parts:
-            measured = levels(part, partition, of, convention=convention)
+        for part in measured_rows:
+            measured = levels(part, partition, view, convention=convention)
             hellinger.append(measured["hellinger"])
             wasserstein.append(measured["wasserstein"])
-        found[f"{of}_hellinger"] = max(hellinger)
-        found[f"{of}_wasserstein"] = max(wasserstein)
+        found[f"{view}_hellinger"] = max(hellinger)
+        found[f"{view}_wasserstein"] = max(wasserstein)
     return found
 
 
-def _columns(rows: Rows) -> list[Rows]:
-    """Return the rows with each feature that varies alone."""
+def _each_feature_alone(rows: Rows) -> list[Rows]:
+    """Return the rows with only one of their features, for each feature that varies."""
     varying = np.flatnonzero(np.ptp(rows.x, axis=0))
     return [replace(rows, x=rows.x[:, [column]]) for column in varying]
 

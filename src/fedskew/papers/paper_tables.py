@@ -206,10 +206,10 @@ def _with_settings(
 
 def papers() -> dict[str, Paper]:
     """Return all papers, by name."""
-    found = {}
+    by_name = {}
     for place in _folders():
-        found[place.name] = Paper(name=place.name, **_content(place / ABOUT))
-    return dict(sorted(found.items()))
+        by_name[place.name] = Paper(name=place.name, **_content(place / ABOUT))
+    return dict(sorted(by_name.items()))
 
 
 def tables_of(paper: str) -> list[PaperTable]:
@@ -235,13 +235,13 @@ def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
     name = wanted
     if wanted.isdecimal():
         name = f"table{wanted}"
-    found = []
+    chosen = []
     for table in tables:
         if table.name == name or table.name.startswith(f"{name}-"):
-            found.append(table)
-    if not found:
+            chosen.append(table)
+    if not chosen:
         raise unknown(f"table of {paper}", wanted, {table.name for table in tables})
-    return found
+    return chosen
 
 
 def _folders() -> list[Traversable]:
@@ -261,13 +261,13 @@ def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
     parts = {
         "paper": paper,
         "name": name,
-        "quick": _made(Quick, content.get("quick", {}), where),
+        "quick": _build(Quick, content.get("quick", {}), where),
         "cases": _entries(content.pop("case", []), where),
         "methods": _entries(content.pop("method", []), where),
-        "values": _all_made(Value, content.pop("value", []), where),
-        "claims": _all_made(Claim, content.pop("claim", []), where),
+        "values": _build_all(Value, content.pop("value", []), where),
+        "claims": _build_all(Claim, content.pop("claim", []), where),
     }
-    table = _made(PaperTable, {**content, **parts}, where)
+    table = _build(PaperTable, {**content, **parts}, where)
     _check(table, where)
     return table
 
@@ -281,17 +281,17 @@ def _entries(rows: Sequence[Row], where: str) -> tuple[Entry, ...]:
         for key in ("name", "only"):
             if key in row:
                 own[key] = settings.pop(key)
-        entries.append(_made(Entry, {**own, "settings": settings}, where))
+        entries.append(_build(Entry, {**own, "settings": settings}, where))
     return tuple(entries)
 
 
-def _all_made(kind: type[Part], rows: Sequence[Row], where: str) -> tuple[Part, ...]:
-    return tuple(_made(kind, row, where) for row in rows)
+def _build_all(kind: type[Part], rows: Sequence[Row], where: str) -> tuple[Part, ...]:
+    return tuple(_build(kind, row, where) for row in rows)
 
 
-def _made(kind: type[Part], values: Row, where: str) -> Part:
-    """Return a part of a table with these values; lists of the file are tuples in it."""
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+def _build(kind: type[Part], values: Row, where: str) -> Part:
+    """Return a part of a table with these values, where lists of the file become tuples."""
+    known = {declared.name for declared in fields(kind)}  # type: ignore[arg-type]
     if strange := set(values) - known:
         raise FedskewError(f"{where}: {kind.__name__} has no {', '.join(sorted(strange))}")
     given = dict(values)
@@ -315,21 +315,21 @@ def _check(table: PaperTable, where: str) -> None:
 
 def _references(table: PaperTable) -> list[tuple[str, str]]:
     """Return the kind and the name of everything that parts of the table refer to."""
-    found = []
+    references = []
     for method in table.methods:
-        found += _each("case", method.only)
-    found += _each("case", table.quick.cases)
-    found += _each("method", table.quick.methods)
+        references += _each("case", method.only)
+    references += _each("case", table.quick.cases)
+    references += _each("method", table.quick.methods)
     for value in table.values:
-        found += _each("method", [*value.paper, *value.instead])
+        references += _each("method", [*value.paper, *value.instead])
         for row in value.paper.values():
-            found += _each("case", row)
+            references += _each("case", row)
     for claim in table.claims:
-        found += _each("case", claim.cases)
-        found += _each("method", claim.others)
+        references += _each("case", claim.cases)
+        references += _each("method", claim.others)
         if claim.kind != "untestable":
-            found += [("value", claim.value), ("method", claim.method)]
-    return found
+            references += [("value", claim.value), ("method", claim.method)]
+    return references
 
 
 def _each(kind: str, names: Iterable[str]) -> list[tuple[str, str]]:

@@ -68,22 +68,22 @@ def pages(folder: Path, quick: bool = False) -> dict[str, str]:
             judged = verdicts_on(found)
             headings.append(f"{table.printed}: {table.title}")
             link = f"[{table.printed}]({path}#{_anchor(headings)})"
-            for one in judged:
-                if one.claim.kind != "chosen":
-                    outcomes.append(one.outcome)
-                    claims.append([paper.method, link, one.claim.text, _bold(one)])
+            for verdict in judged:
+                if verdict.claim.kind != "chosen":
+                    outcomes.append(verdict.outcome)
+                    claims.append([paper.method, link, verdict.claim.text, _bold(verdict)])
             sections.append(_section(found, judged, folder))
         details[path] = "\n\n".join(sections) + "\n"
-    summary = _joined(
-        _head(quick),
+    summary = _paragraphs(
+        _introduction(quick),
         f"The pages of the papers: {', '.join(links)}.",
-        _counted(outcomes),
+        _counts_of(outcomes),
         _markdown(claims),
     )
     return {f"{folder.name}.md": f"{summary}\n", **details}
 
 
-def _counted(outcomes: Sequence[Outcome]) -> str:
+def _counts_of(outcomes: Sequence[Outcome]) -> str:
     """Return how often each outcome occurs, in a sentence; nothing without claims."""
     if not outcomes:
         return ""
@@ -94,7 +94,7 @@ def _counted(outcomes: Sequence[Outcome]) -> str:
     return f"Of {len(outcomes)} claims: {'; '.join(counts)}."
 
 
-def _joined(*parts: str) -> str:
+def _paragraphs(*parts: str) -> str:
     """Return the parts that are not empty, as paragraphs."""
     return "\n\n".join(filter(None, parts))
 
@@ -123,7 +123,7 @@ def _tables(paper: str, quick: bool) -> list[PaperTable]:
     return tables
 
 
-def _head(quick: bool) -> str:
+def _introduction(quick: bool) -> str:
     option = ""
     smaller = ""
     if quick:
@@ -156,7 +156,7 @@ def _about(paper: Paper, quick: bool) -> str:
     checks = ""
     if paper.checks:
         checks = f"What was checked where a claim did not hold:\n\n{_bullets(paper.checks)}"
-    return _joined(
+    return _paragraphs(
         f"# {paper.method}",
         f"*{paper.title}*. {paper.authors}. {paper.identifier}.",
         paper.adds,
@@ -182,12 +182,12 @@ def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     for ending in _ENDINGS:
         if (folder / f"{table.label}.{ending}").exists():
             figures.append(f"![{heading}]({table.label}.{ending})")
-    return _joined(
+    return _paragraphs(
         f"## {heading}",
         _bullets(table.notes),
         *numbers,
         *_settings(table),
-        *_made(Results(folder, table.label).history()),
+        *_how_made(Results(folder, table.label).history()),
         *_claims(judged),
         *figures,
     )
@@ -215,8 +215,8 @@ def _numbers(found: Measured, folder: Path) -> list[str]:
 
 def _claims(judged: Sequence[Verdict]) -> list[str]:
     """Return the claims with their verdicts; what a table only settles is not called a claim."""
-    claims = "\n".join(_claim(one) for one in judged)
-    if all(one.claim.kind == "chosen" for one in judged):
+    claims = "\n".join(_claim(verdict) for verdict in judged)
+    if all(verdict.claim.kind == "chosen" for verdict in judged):
         return [claims]
     return ["What is claimed:", claims]
 
@@ -229,7 +229,7 @@ def _settings(table: PaperTable) -> list[str]:
     for kind, entries in (("Cases", table.cases), ("Methods", table.methods)):
         texts = []
         for entry in entries:
-            own = _own(table, entry)
+            own = _own_settings(table, entry)
             if own:
                 texts.append(f"{entry.name} `{_pairs(own)}`")
         if texts:
@@ -237,7 +237,7 @@ def _settings(table: PaperTable) -> list[str]:
     return lines
 
 
-def _own(table: PaperTable, entry: Entry) -> dict[str, Any]:
+def _own_settings(table: PaperTable, entry: Entry) -> dict[str, Any]:
     """Return the settings of a case or a method that differ from those of the table."""
     own = {}
     for name, value in entry.settings.items():
@@ -256,8 +256,8 @@ def _pairs(settings: Mapping[str, Any]) -> str:
     return " ".join(pairs)
 
 
-def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how results were made, one line for sittings that differ in their cases and their time only."""
+def _how_made(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how results were made; sittings that differ only in their cases and their time share a line."""
     seconds: dict[str, float] = {}
     for sitting in history:
         versions = ", ".join(f"{name} {sitting[name]}" for name in _VERSIONS)
@@ -267,18 +267,18 @@ def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Made by {made}: {spent:,.0f} s." for made, spent in seconds.items()]
 
 
-def _claim(one: Verdict) -> str:
-    lines = [f"- {one.claim.text.rstrip('.')}: {_bold(one)}"]
-    for line in one.numbers:
+def _claim(verdict: Verdict) -> str:
+    lines = [f"- {verdict.claim.text.rstrip('.')}: {_bold(verdict)}"]
+    for line in verdict.numbers:
         lines.append(f"  - {line}")
     return "\n".join(lines)
 
 
-def _bold(one: Verdict) -> str:
+def _bold(verdict: Verdict) -> str:
     """Return the outcome in bold, and the reason."""
-    if one.reason:
-        return f"**{one.outcome}** ({one.reason})"
-    return f"**{one.outcome}**"
+    if verdict.reason:
+        return f"**{verdict.outcome}** ({verdict.reason})"
+    return f"**{verdict.outcome}**"
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ from fedskew.study.study_runs import Execution, execute
 UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
 POINTS = 25  # of a curve that are kept
 Row = dict[str, Any]
-# Names of runs and their rounds, to a context with callbacks
+# From the names of runs and the number of their rounds to a context that yields their callbacks
 Watch = Callable[[Sequence[str], int], Any]
 
 
@@ -67,16 +67,17 @@ def rerun(
         for method in table.methods_of(case):
             cell = _Cell(table, case, method)
             left = cell.left(seeds, done)
-            if left:
-                began = time.perf_counter()
-                place = folder / UNFINISHED / cell.folder_name(left)
-                with locked(place, at=place.with_name(f"{place.name}.lock")):
-                    if table.kind == "training":
-                        found = _train(cell, left, place, watch, device, partitions)
-                    else:
-                        found = [_measured(cell, seed) for seed in left]
-                    results.add(found, _sitting(case, device, time.perf_counter() - began))
-                    shutil.rmtree(place, ignore_errors=True)
+            if not left:
+                continue
+            began = time.perf_counter()
+            place = folder / UNFINISHED / cell.folder_name(left)
+            with locked(place, at=place.with_name(f"{place.name}.lock")):
+                if table.kind == "training":
+                    new = _train(cell, left, place, watch, device, partitions)
+                else:
+                    new = [_measured(cell, seed) for seed in left]
+                results.add(new, _sitting(case, device, time.perf_counter() - began))
+                shutil.rmtree(place, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Cell:
         return _here(values_of(self.table, self.case, self.method))
 
     def left(self, seeds: Sequence[int], done: Mapping[tuple[str, str, int], str]) -> list[int]:
-        """Return the seeds that are not done with the settings of now."""
+        """Return the seeds that are not done with the settings that the table has now."""
         now = configuration(self.table, self.case, self.method)
         left = []
         for seed in seeds:
@@ -153,7 +154,7 @@ def _train(
     members = _members(cell, seeds, device)
     plan = Plan(members)
     if place.exists() and study_folder.read_members(place) != members:
-        shutil.rmtree(place)  # of an earlier version of the table
+        shutil.rmtree(place)  # its runs are of an earlier version of the table
     if not place.exists():
         study_folder.check(plan, partitions)
         study_folder.create(place, plan)
@@ -161,8 +162,8 @@ def _train(
     with watch(list(titles.values()), members[0].experiment().rounds) as callbacks_of:
 
         def callbacks(member: Member) -> list[CallbackSpec]:
-            found: list[CallbackSpec] = callbacks_of(titles[member.name])
-            return found
+            of_member: list[CallbackSpec] = callbacks_of(titles[member.name])
+            return of_member
 
         summaries = execute(Study(place, plan), Execution(callbacks, partitions=partitions))
     results = []
@@ -196,11 +197,11 @@ def _result(cell: _Cell, seed: int, place: Path, summary: Row) -> Result:
             numbers[name] = float(value)
     disk = RunFolder(place)
     rounds = disk.table(on_disk.ROUNDS)
-    numbers |= _of_a_round(rounds, disk.table(on_disk.TIMING))
+    numbers |= _costs_of_a_round(rounds, disk.table(on_disk.TIMING))
     return replace(empty, numbers=numbers, curves=_thinned(rounds, cell.table.curves))
 
 
-def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float]:
+def _costs_of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float]:
     """Return what a round takes: the median of its seconds, megabytes both ways, and transfers in a schedule."""
     seconds = [row["seconds"] for row in timing]
     sent = []
@@ -209,13 +210,13 @@ def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float
         sent.append(row["bytes_down"] + row["bytes_up"])
         if row.get("transfers") is not None:
             transfers.append(row["transfers"])
-    found = {
+    costs = {
         "seconds_of_a_round": float(np.median(seconds)),
         "megabytes_of_a_round": float(np.median(sent)) / 1e6,
     }
     if transfers:
-        found["transfers_of_a_round"] = float(np.median(transfers))
-    return found
+        costs["transfers_of_a_round"] = float(np.median(transfers))
+    return costs
 
 
 def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:

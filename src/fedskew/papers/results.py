@@ -49,14 +49,14 @@ class Results:
         for row in self._rows(self._curves):
             key = (row["case"], row["method"], int(row["seed"]))
             curves.setdefault(key, []).append(_numbers(row, without=CURVE_KEYS[:3]))
-        found = []
+        results = []
         for row in self._rows(self._table):
             key = (row["case"], row["method"], int(row["seed"]))
             numbers = _numbers(row, without=KEYS)
-            found.append(
+            results.append(
                 Result(*key, row["configuration"], numbers, curves.get(key, []), row["failed"])
             )
-        return found
+        return results
 
     def history(self) -> list[Row]:
         """Return how the results were made: for every sitting the command, versions, machine and time."""

@@ -140,8 +140,8 @@ def _curve(x: Sequence[float], numbers: Iterable[Sequence[float]]) -> Curve:
     """Return means and standard deviations of the numbers at every place."""
     means = []
     deviations = []
-    for some in numbers:
-        mean, deviation = mean_and_std(some)
+    for of_place in numbers:
+        mean, deviation = mean_and_std(of_place)
         means.append(mean)
         deviations.append(deviation or 0.0)
     return Curve(x, means, deviations)
