@@ -145,10 +145,10 @@ def advise(
     chosen = Settings(**{"rounds": 100, **settings})
     server, _ = prepare(fed, model, resolve("fedavg"), chosen)
     metric, sign = server.job.task.headline(chosen.metric)
-    found = measure(fed)
+    heterogeneity = measure(fed)
     to_try = []
-    for candidate in candidates(found, has_batch_norm(server.job.model)):
-        if _possible(fed, model, candidate.method, chosen):
+    for candidate in candidates(heterogeneity, has_batch_norm(server.job.model)):
+        if _is_possible(fed, model, candidate.method, chosen):
             to_try.append(candidate)
     rates = [chosen.lr]
     if "lr" not in settings:
@@ -164,11 +164,13 @@ def advise(
         )
     lr = max(tuned, key=lambda rate: sign * _mean(tuned[rate]))
     scores = {"fedavg": tuned[lr], **_try_others(trials, to_try[1:], lr, say)}
-    notes = _notes(trials, scores, sign)
-    notes.insert(0, _setting(trials, lr, tuned=len(rates) > 1))
+    notes = []
     if metric == "accuracy":
-        notes = [*_one_class(fed), *notes]
-    if missed := [one.method for one in to_try if one.method not in scores]:
+        notes += _one_class(fed)
+    notes.append(_how_tried(trials, lr, tuned=len(rates) > 1))
+    notes += _limits(trials, scores, sign)
+    missed = [candidate.method for candidate in to_try if candidate.method not in scores]
+    if missed:
         notes.append(
             f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}."
         )
@@ -180,7 +182,7 @@ def advise(
         lr=lr,
         rounds=trials.rounds,
         seeds=seeds,
-        findings=[*fed.data.differences, *findings(found)],
+        findings=[*fed.data.differences, *findings(heterogeneity)],
         notes=notes,
     )
 
@@ -201,7 +203,7 @@ def _check(fed: Federation, minutes: float, seeds: int, settings: Mapping[str, A
             raise unknown("setting", name, known)
 
 
-def _possible(fed: Federation, model: ModelSpec, method: str, settings: Settings) -> bool:
+def _is_possible(fed: Federation, model: ModelSpec, method: str, settings: Settings) -> bool:
     """Return whether a method accepts the data, the model and the settings."""
     try:
         prepare(fed, model, resolve(method), settings)
@@ -264,7 +266,7 @@ def _one_class(fed: Federation) -> list[str]:
     ]
 
 
-def _setting(trials: Trials, lr: float, tuned: bool) -> str:
+def _how_tried(trials: Trials, lr: float, tuned: bool) -> str:
     """Return how methods were tried and compared."""
     how = "as given"
     if tuned:
@@ -276,7 +278,7 @@ def _setting(trials: Trials, lr: float, tuned: bool) -> str:
     )
 
 
-def _notes(trials: Trials, scores: Mapping[str, Scores], sign: float) -> list[str]:
+def _limits(trials: Trials, scores: Mapping[str, Scores], sign: float) -> list[str]:
     """Return what limits the answers."""
     notes = []
     rows = len(trials.feds[0].test)

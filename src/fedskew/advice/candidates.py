@@ -25,7 +25,7 @@ def candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
         normalised: whether the model has BatchNorm
     """
     labels = _excess(found, "labels")
-    features = _excess(found, _of_features(found))
+    features = _excess(found, _view_of_features(found))
     baselines = [Candidate("fedavg", "the baseline"), Candidate("local", "every client alone")]
     for_labels = _for_labels(_difference("labels", labels))
     for_features = _for_features(_difference("features", features), normalised)
@@ -65,7 +65,7 @@ def _for_features(differ: str, normalised: bool) -> list[Candidate]:
 def findings(found: Heterogeneity) -> list[str]:
     """Return what the measures say, in words."""
     lines = []
-    for view in ("labels", _of_features(found)):
+    for view in ("labels", _view_of_features(found)):
         if view in found.views:
             lines.append(_finding(view, _excess(found, view)))
     lines.append(f"they have {found.sizes['least']:g} to {found.sizes['most']:g} rows")
@@ -91,8 +91,8 @@ def _excess(found: Heterogeneity, view: str) -> float:
     return max(spread.mean - (spread.by_chance or 0.0), 0.0)
 
 
-def _of_features(found: Heterogeneity) -> str:
-    """Return the view of the features to go by: among rows of one label, where clients have enough of these."""
+def _view_of_features(found: Heterogeneity) -> str:
+    """Return the view of the features that counts: that among rows of one label, if clients have enough such rows."""
     given = "features given label"
     if DISTANCE in found.views.get(given, {}):
         return given

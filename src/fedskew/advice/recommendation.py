@@ -37,7 +37,7 @@ class Gain:
         return Gain(float(np.mean(differences)), low, high)
 
     def exceeds(self, worth: float) -> bool:
-        """Return whether it is beyond noise and larger than what counts as none."""
+        """Return whether the gain is beyond noise, and larger than ``worth``."""
         return self.low > 0 and self.mean > worth
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class _Trial:
 
     @property
     def worth(self) -> float:
-        """Return up to which gain there is none."""
+        """Return the gain up to which a difference counts as none."""
         return WORTH * abs(self.mean(self.base))
 
     def mean(self, name: str) -> float:
@@ -95,7 +95,7 @@ class _Trial:
         return Gain.of(self.scores[name] - self.scores[other], share)
 
     def is_better(self, name: str, other: str) -> bool:
-        """Return whether a method is better than another one beyond noise, by more than nothing."""
+        """Return whether a method is better than another one beyond noise, and by more than what counts as none."""
         return self.gain(name, other).exceeds(self.worth)
 
 
@@ -116,7 +116,7 @@ def recommend(
     if "fedavg" not in trial.scores:
         verdict = "There is no answer: with these settings, clients share no whole model (norm)."
         return Recommendation(goal, "fedavg", verdict, {}, {})
-    if not all(np.isfinite(some).all() for some in trial.scores.values()):
+    if not all(np.isfinite(by_seed).all() for by_seed in trial.scores.values()):
         verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
         return Recommendation(goal, "fedavg", verdict, {}, {})
     best = _best(trial)
