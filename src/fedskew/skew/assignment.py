@@ -11,19 +11,16 @@ def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None
     """Raise an error if there are too few rows: every client needs ``min_size``."""
     if clients < 1:
         raise FedskewError(f"skew {skew}: {clients} clients, at least 1 is needed")
-    if clients * min_size > rows:
-        if rows >= min_size:
-            fewer = f"at most {rows // min_size} clients"
-        else:
-            fewer = "more rows"
-        if min_size > 1 and rows >= clients:
-            smaller = f" or min_size <= {rows // clients}"
-        else:
-            smaller = ""
-        raise FedskewError(
-            f"skew {skew}: {rows} rows are too few for {clients} clients with at least {min_size} each: use "
-            f"{fewer}{smaller}"
-        )
+    if clients * min_size <= rows:
+        return
+    fix = "use more rows"
+    if rows >= min_size:
+        fix = f"use at most {rows // min_size} clients"
+    if min_size > 1 and rows >= clients:
+        fix += f" or min_size <= {rows // clients}"
+    raise FedskewError(
+        f"skew {skew}: {rows} rows are too few for {clients} clients with at least {min_size} each: {fix}"
+    )
 
 
 def check_labels(skew: str, y: Ints) -> None:
@@ -35,13 +32,12 @@ def check_labels(skew: str, y: Ints) -> None:
 
 
 def labels_of(skew: str, rows: Rows) -> Ints:
-    """The class of every row, or the bin that stands in for it; refuses targets that have neither."""
+    """Return the class of every row, or the bin that stands in for it; raise an error for targets that have neither."""
     if rows.labelled:
         return rows.labels
+    what = "several labels a row"
     if rows.target == "number":
         what = "numbers"
-    else:
-        what = "several labels a row"
     raise FedskewError(
         f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5), "
         "or use a skew that looks at no labels (iid, quantity, natural, feature-dirichlet, vop)"
@@ -58,7 +54,10 @@ def groups_of(skew: str, rows: Rows) -> Ints:
 
 
 def placed(count: int, strength: float, stream: Stream) -> Ints:
-    """Return the rows that a rule of this strength assigns, in stored order; a lower strength gives a subset."""
+    """Return the rows that a rule of this strength assigns, in stored order.
+
+    With the same stream, a lower strength gives a subset of these rows.
+    """
     kept = round(count * strength)
     if kept == count:
         return np.arange(count)
@@ -77,11 +76,10 @@ def assign_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
     smallest = smallest[np.argsort(sizes[smallest], kind="stable")]
     shares = np.full(clients, len(loose) // clients)
     shares[smallest[: len(loose) % clients]] += 1
-    result = owner.copy()
-    result[loose[substream(stream, 1).permutation(len(loose))]] = np.repeat(
-        np.arange(clients), shares
-    )
-    return result
+    complete = owner.copy()
+    shuffled = loose[substream(stream, 1).permutation(len(loose))]
+    complete[shuffled] = np.repeat(np.arange(clients), shares)
+    return complete
 
 
 def equal_parts(count: int, clients: int, start: int = 0) -> Ints:
@@ -115,7 +113,7 @@ def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Genera
     # Beyond these ends the shares are exactly one-hot, or equal, in floating point.
     alpha = min(max(alpha, 1e-12), 1e15)
     # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of
-    # alpha (heterogeneity/target.py) can come arbitrarily near to a level.
+    # alpha (target.py) can come arbitrarily near to a level.
     uniform = np.maximum(generator.random(shape), 2.0**-60)
     logs: Floats = (
         np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
@@ -174,15 +172,15 @@ def move_rows(owner: Ints, sizes: Ints, wanted: Ints, stream: Stream) -> Ints:
     surplus = np.maximum(sizes - wanted, 0)
     if not surplus.any():
         return owner
+    # All rows of the clients that give some, client by client, shuffled within each
     giving = np.flatnonzero(surplus[owner] > 0)
     giving = giving[substream(stream, 0).permutation(len(giving))]
     giving = giving[np.argsort(owner[giving], kind="stable")]
     donors = np.flatnonzero(surplus)
-    position = np.arange(len(giving)) - np.repeat(
-        np.cumsum(sizes[donors]) - sizes[donors], sizes[donors]
-    )
-    moving = giving[position < np.repeat(surplus[donors], sizes[donors])]
+    firsts = np.cumsum(sizes[donors]) - sizes[donors]
+    place_at_donor = np.arange(len(giving)) - np.repeat(firsts, sizes[donors])
+    moving = giving[place_at_donor < np.repeat(surplus[donors], sizes[donors])]
     moving = moving[substream(stream, 1).permutation(len(moving))]
-    result = owner.copy()
-    result[moving] = np.repeat(np.arange(len(sizes)), np.maximum(wanted - sizes, 0))
-    return result
+    moved = owner.copy()
+    moved[moving] = np.repeat(np.arange(len(sizes)), np.maximum(wanted - sizes, 0))
+    return moved

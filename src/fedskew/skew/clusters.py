@@ -90,16 +90,15 @@ def _fit(points: Features, clusters: int | None, seed: int) -> "KMeans":
     """Return k-means with the given number of clusters, or with the best one."""
     different = len(np.unique(points, axis=0))
     if different < (clusters or 2):
+        fix = "they are constant, use a skew by label, such as lds"
         if different > 1:
             fix = f"use clusters <= {different}"
-        else:
-            fix = "they are constant, use a skew by label, such as lds"
         raise FedskewError(
             f"skew sfdl: {clusters or 2} clusters, but the features have {different} different rows: {fix}"
         )
     if clusters is not None:
         return _k_means(points, clusters, seed)
-    # The scores need a cluster of two rows
+    # The scores need fewer clusters than rows.
     most = max(2, min(_MOST_CLUSTERS, different, len(points) - 1))
     return _best(points, [_k_means(points, number, seed) for number in range(2, most + 1)])
 
@@ -123,6 +122,6 @@ def _k_means(points: Features, clusters: int, seed: int) -> "KMeans":
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        # Points that differ only by rounding give fewer clusters
+        # It warns of fewer clusters than wanted, where points differ only by rounding.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=1, random_state=seed).fit(points)

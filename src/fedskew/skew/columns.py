@@ -23,10 +23,9 @@ def units(rows: Rows) -> Floats:
     >>> units(Rows(np.zeros((1, 2, 3), np.float32), np.zeros(1, np.int64), unit=np.array([5.0, 0.5]))).tolist()
     [5.0, 5.0, 5.0, 0.5, 0.5, 0.5]
     """
-    if rows.unit is None:
+    unit = rows.unit
+    if unit is None:
         unit = np.ones(rows.x.shape[1])
-    else:
-        unit = rows.unit
     return np.repeat(unit, math.prod(rows.x.shape[2:]))
 
 
@@ -47,12 +46,12 @@ def chosen_column(skew: str, rows: Rows, column: int | None) -> Features:
     """Return the values of the given column, or of that with the largest variance; raise an error if it is constant."""
     table = columns(rows.x)
     if column is None:
-        found = most_variable(table, units(rows))
-        if found is None:
+        widest = most_variable(table, units(rows))
+        if widest is None:
             raise FedskewError(
                 f"skew {skew}: all {table.shape[1]} features are constant: use a skew by label, such as lds"
             )
-        return table[:, found]
+        return table[:, widest]
     if column >= table.shape[1]:
         raise FedskewError(
             f"skew {skew}: column={column}, but the columns are 0 … {table.shape[1] - 1}"
@@ -81,6 +80,6 @@ def ranks(values: Features) -> Floats:
     ordered = values[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     ends = np.append(first, len(values))
-    result = np.empty(len(values))
-    result[order] = np.repeat((ends[:-1] + ends[1:]) / (2 * len(values)), np.diff(ends))
-    return result
+    rank = np.empty(len(values))
+    rank[order] = np.repeat((ends[:-1] + ends[1:]) / (2 * len(values)), np.diff(ends))
+    return rank

@@ -54,10 +54,9 @@ def dirichlet(
         balance: whether a client with an equal share of all rows gets none of the next classes
         by: label for label skew, group for skew of groups (domains, sites)
     """
-    if min_size is None:
+    least = min_size
+    if least is None:
         least = _least(len(rows), clients)
-    else:
-        least = min_size
     check_clients("dirichlet", len(rows), clients, least)
     if by == "label":
         kind = labels_of("dirichlet", rows)
@@ -92,10 +91,9 @@ def feature_dirichlet(
         column: number of the feature, counted from 0; by default that with the largest variance
         min_size: minimum rows of a client; none as in dirichlet
     """
-    if min_size is None:
+    least = min_size
+    if least is None:
         least = _least(len(rows), clients)
-    else:
-        least = min_size
     check_clients("feature-dirichlet", len(rows), clients, least)
     bin_of = (ranks(chosen_column("feature-dirichlet", rows, column)) * bins).astype(np.int64)
     return _Draws(bin_of, clients, alpha, False, stream).filled(least)
@@ -154,14 +152,12 @@ class _Draws:
             if sizes.min() >= least:
                 return self._partition(owner, least)
             best = max(best, int(sizes.min()))
+        smaller = ""
         if best:
-            fewer = f"min_size <= {best}, "
-        else:
-            fewer = ""
+            smaller = f"min_size <= {best}, "
         raise FedskewError(
             f"skew dirichlet: in {REDRAWS:,} draws no partition had {least} rows at every client, the smallest had "
-            f"at most {best}: "
-            f"use {fewer}a larger alpha, fewer clients, or min_rule=fill"
+            f"at most {best}: use {smaller}a larger alpha, fewer clients, or min_rule=fill"
         )
 
     def _partition(self, owner: Ints, least: int) -> Partition:

@@ -39,9 +39,9 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
-    if hasattr(spec, "columns") or (
-        isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)
-    ):
+    is_frame = hasattr(spec, "columns")
+    is_several_frames = isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)
+    if is_frame or is_several_frames:
         held = None
         if valid["validation"]:
             held = Split("validation", valid["validation"], valid["seed"])
@@ -128,7 +128,7 @@ def split(
             _check_clients(dataset, clients)
         elif clients is None:
             clients = DEFAULT_CLIENTS
-        skew = _numbered(skew, dataset.groups)
+        skew = _with_number_of_group(skew, dataset.groups)
     elif clients is None:
         clients = DEFAULT_CLIENTS
     if target is None:
@@ -207,7 +207,7 @@ def _dataset(
     return data
 
 
-def _numbered(
+def _with_number_of_group(
     skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]
 ) -> "str | Mapping[str, Any] | Choice":
     """Return a skew that names a group (``domains:alone=photo``) with the group's number, which is what rows have."""

@@ -126,24 +126,24 @@ def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
     """Return the partition with one group at the first client, and the others divided among the other clients."""
     present = np.unique(group)
     if not alone.isdecimal() or int(alone) not in present:
-        shown = ", ".join(map(str, present[:10])) + (" …" if len(present) > 10 else "")
+        shown = ", ".join(map(str, present[:10]))
+        if len(present) > 10:
+            shown += " …"
         raise FedskewError(
             f"skew domains: alone={alone} is no group of the training rows: use the name of one, or {shown}"
         )
     rest = np.flatnonzero(group != int(alone))
     if not 2 <= clients <= len(rest) + 1:
+        fix = "the data has no other group, use another skew"
+        if len(rest):
+            fix = f"use 2 to {len(rest) + 1} clients"
         raise FedskewError(
             f"skew domains: {clients} clients, of which the first has group {alone} and the others share {len(rest)} "
-            "rows: "
-            + (
-                f"use 2 to {len(rest) + 1} clients"
-                if len(rest)
-                else "the data has no other group, use another skew"
-            )
+            f"rows: {fix}"
         )
     owner = np.zeros(len(group), dtype=np.int64)
     order, counts = shuffled_by_class(group[rest], stream)
-    # The remainder of a group begins where that of the last one ended
+    # Where the remainder of one group ends, that of the next begins, so that sizes differ by one at most.
     starts = np.cumsum(counts) - counts
     parts = []
     for count, start in zip(counts.tolist(), starts, strict=True):
@@ -206,30 +206,30 @@ def _deal(
 
 
 def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> None:
-    """Raise an error if that is impossible: every label needs a client, and every slot a row."""
+    """Raise an error if k labels a client are impossible: every label needs a client, and every slot a row."""
     labels = len(counts)
     free_k = skew != "two-class-dirichlet"
     if k > labels:
+        fix = ""
         if free_k:
             fix = f": use k <= {labels}"
-        else:
-            fix = ""
         raise FedskewError(f"skew {skew}: {k} {what} a client, but the data has only {labels}{fix}")
     if clients * k < labels:
+        fix = f"use at least {-(-labels // k)} clients"
+        if free_k:
+            fix += f" or k >= {-(-labels // clients)}"
         raise FedskewError(
-            f"skew {skew}: {clients} clients with {k} {what} each cannot have all {labels} {what}: "
-            f"use at least {-(-labels // k)} clients"
-            + (f" or k >= {-(-labels // clients)}" if free_k else "")
+            f"skew {skew}: {clients} clients with {k} {what} each cannot have all {labels} {what}: {fix}"
         )
     if _places(counts, clients) < clients * k:
         most = _most_clients(counts, clients, k)
+        fix = f"leave the rarest {what} out"
         if most * k >= labels:
             fix = f"use at most {most} clients"
-        else:
-            fix = f"leave the rarest {what} out"
+        if free_k:
+            fix += " or choose a smaller k"
         raise FedskewError(
             f"skew {skew}: the rarest {what} have too few rows for {clients} clients with {k} {what} each: {fix}"
-            + (" or choose a smaller k" if free_k else "")
         )
 
 
@@ -260,7 +260,7 @@ def _drawn(labels: int, clients: int, k: int, stream: Stream) -> Ints:
         while len(drawing):  # a client that has drawn a label twice draws again
             held[drawing, column] = generator.integers(labels, size=len(drawing))
             drawing = drawing[(held[drawing, :column] == held[drawing, column, None]).any(axis=1)]
-    # Only where there are fewer clients than labels
+    # Labels that nobody has drawn: there are none unless there are fewer clients than labels.
     for label in np.setdiff1d(np.arange(labels), held):
         shared = np.bincount(held.ravel(), minlength=labels)[held] > 1
         shared[:, 0] = False
@@ -275,13 +275,12 @@ def _check_drawn(skew: str, counts: Ints, holders: Ints) -> None:
     if len(short):
         raise FedskewError(
             f"skew {skew}: {holders[short[0]]} clients drew a label that has {counts[short[0]]} rows: use fewer "
-            "clients, a "
-            "smaller k, another seed, or deal=balanced, which gives rare labels fewer holders"
+            "clients, a smaller k, another seed, or deal=balanced, which gives rare labels fewer holders"
         )
 
 
 def _regular(holders: Ints, clients: int, k: int) -> Ints:
-    """Return a clients x k table of labels: labels are assigned in turn around the clients, so none gets one twice."""
+    """Return a clients x k table of labels, dealt out in turn, so that no client gets a label twice."""
     return np.repeat(np.arange(len(holders)), holders).reshape(k, clients).T
 
 

@@ -39,9 +39,8 @@ def natural(
     if groups is not None:
         present = present[np.sort(substream(stream, 0).sample(len(present), groups))]
     if not 0 <= clients <= len(present):
-        if groups is None:
-            has = f"the data has {len(present)} groups"
-        else:
+        has = f"the data has {len(present)} groups"
+        if groups is not None:
             has = f"groups={groups} takes {groups} of the groups"
         raise FedskewError(
             f"skew natural: {clients} clients, but {has}: use 1 to {len(present)} clients, or 0 (or none given) for "
@@ -64,9 +63,9 @@ def _pack(sizes: Ints, clients: int, stream: Stream) -> Ints:
     order = stream.permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     load = [(0, client) for client in range(clients)]
-    result = np.empty(len(sizes), dtype=np.int64)
+    client_of = np.empty(len(sizes), dtype=np.int64)
     for group, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         held, client = load[0]
-        result[group] = client
+        client_of[group] = client
         heapq.heapreplace(load, (held + size, client))
-    return result
+    return client_of

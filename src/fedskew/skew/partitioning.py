@@ -46,9 +46,12 @@ def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -
         return Partitioned(_deal(spec, rows, clients or 0, seed).check(len(rows)), rows)
     choice = skews.choose(spec)
     partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
-    some = choice.options.get("groups") is not None
-    partition.check(len(rows), overlap=bool(choice.options.get("overlap")), subset=some)
-    for place, treatment in enumerate(choice.added if isinstance(choice, Composition) else ()):
+    overlap = bool(choice.options.get("overlap"))
+    subset = choice.options.get("groups") is not None
+    partition.check(len(rows), overlap=overlap, subset=subset)
+    if not isinstance(choice, Composition):
+        return Partitioned(partition, rows)
+    for place, treatment in enumerate(choice.added):
         treat = treatments.get(treatment.name)
         rows = treat(rows, partition, Stream(seed, "treatment", place), **treatment.options)
     return Partitioned(partition, rows)
@@ -56,23 +59,25 @@ def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -
 
 def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
     """Return the partition of the rows, or of their series."""
-    stream = Stream(seed, "partition")
     if rows.series is None:
-        whole = None
-    else:
-        whole = WholeSeries.of(rows)
-    if whole is not None and clients > len(whole.items):
+        return _deal_items(skew, rows, clients, seed)
+    whole = WholeSeries.of(rows)
+    if clients > len(whole.items):
         raise FedskewError(
             f"{len(whole.items)} series are too few for {clients} clients, as windows that overlap stay with their "
-            "series: "
-            f"use at most {len(whole.items)} clients, more series (a group column), or a window stride >= the window"
+            f"series: use at most {len(whole.items)} clients, more series (a group column), or a window stride >= the "
+            "window"
         )
-    result = skew(rows if whole is None else whole.items, clients, stream)
-    if not isinstance(result, Partition):
-        raise FedskewError(f"a skew must return a Partition, got {type(result).__name__}")
-    if whole is None:
-        return result
-    return replace(whole.rows_of(result), settled=result.settled)
+    of_series = _deal_items(skew, whole.items, clients, seed)
+    return replace(whole.rows_of(of_series), settled=of_series.settled)
+
+
+def _deal_items(skew: Skew, items: Rows, clients: int, seed: int) -> Partition:
+    """Return what a skew makes of items, each of which is a row or a whole series."""
+    partition = skew(items, clients, Stream(seed, "partition"))
+    if not isinstance(partition, Partition):
+        raise FedskewError(f"a skew must return a Partition, got {type(partition).__name__}")
+    return partition
 
 
 def client_holdout(
@@ -98,8 +103,7 @@ def client_holdout(
     if not len(test.rows):
         raise FedskewError(
             f"a held-out share of {share:g}: every client has a single series of overlapping windows, which stays "
-            "whole: "
-            "use fewer clients or a window stride >= the window"
+            "whole: use fewer clients or a window stride >= the window"
         )
     return whole.rows_of(train), whole.rows_of(test)
 

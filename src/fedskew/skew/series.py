@@ -29,20 +29,22 @@ class WholeSeries:
             members = order[start : start + size]
             x[number] = rows.x[members].mean(axis=0, dtype=np.float64)
             y[number] = np.bincount(rows.labels[members]).argmax()
-        return cls(
-            Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit),
-            item,
-        )
+        group = None
+        if rows.group is not None:
+            group = rows.group[order[first]]
+        return cls(Rows(x, y, group, unit=rows.unit), item)
 
     def rows_of(self, items: Partition) -> Partition:
         """Return each client's items as their rows, in stored order."""
         order = np.argsort(self.item, kind="stable")
         by_item = np.split(order, np.cumsum(np.bincount(self.item))[:-1])
-        none = np.zeros(0, dtype=np.int64)
-        held = (
-            [by_item[item] for item in items.of(client).tolist()] for client in range(items.clients)
-        )
-        return Partition.from_lists([np.sort(np.concatenate([none, *parts])) for parts in held])
+        rows_of_clients = []
+        for client in range(items.clients):
+            parts = [np.zeros(0, dtype=np.int64)]  # of a client without items
+            for item in items.of(client).tolist():
+                parts.append(by_item[item])
+            rows_of_clients.append(np.sort(np.concatenate(parts)))
+        return Partition.from_lists(rows_of_clients)
 
     def items_of(self, rows: Partition) -> Partition:
         """Return the items of each client's rows."""

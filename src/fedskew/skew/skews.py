@@ -39,30 +39,31 @@ class Skews(Composing[Callable[..., Any]]):
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate every part of a specification; without a skew, treatments follow ``iid``."""
-        parts = []
+        skew_parts = []
+        treatment_parts = []
         for part in parts_of(spec, self.kind):
-            parts.append((part, self._treats(_name(part))))
-        bases = []
-        for part, treats in parts:
-            if not treats:
-                bases.append(super().choose(part))
-        treatments = [self.treatments.choose(part) for part, treats in parts if treats]
-        if len(bases) > 1:
+            if self._treats(_name(part)):
+                treatment_parts.append(part)
+            else:
+                skew_parts.append(part)
+        chosen = []
+        for part in skew_parts:
+            chosen.append(super().choose(part))
+        treatments = [self.treatments.choose(part) for part in treatment_parts]
+        if len(chosen) > 1:
             raise FedskewError(
-                f"skew {spec}: {bases[0].name} and {bases[1].name} both partition the rows: keep one; "
+                f"skew {spec}: {chosen[0].name} and {chosen[1].name} both partition the rows: keep one; "
                 f"what may be added are treatments ({', '.join(self.treatments)})"
             )
-        if bases:
-            cut = bases[0]
-        else:
-            cut = Choice("iid", {})
-        if treatments and cut.options.get("overlap"):
+        skew = Choice("iid", {})
+        if chosen:
+            skew = chosen[0]
+        if treatments and skew.options.get("overlap"):
             raise FedskewError(
                 f"skew {spec}: with overlap=true a row has several clients, and {treatments[0].name} treats it for "
-                "one: "
-                "leave one of them out"
+                "one: leave one of them out"
             )
-        return compose([cut, *treatments])
+        return compose([skew, *treatments])
 
     def settle(
         self, spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]

@@ -139,8 +139,7 @@ def shards(
     if count > len(rows):
         raise FedskewError(
             f"skew shards: {len(rows)} rows cannot be divided into {count} shards, {per_client} for each of "
-            f"{clients} clients: "
-            f"use per_client <= {len(rows) // clients} or fewer clients"
+            f"{clients} clients: use per_client <= {len(rows) // clients} or fewer clients"
         )
     order, _ = shuffled_by_class(labels, substream(stream, 0))
     holder = substream(stream, 1).permutation(count) % clients

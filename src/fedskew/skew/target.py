@@ -18,10 +18,10 @@ from fedskew.skew.partitioning import Partitioned, SkewSpec, partition_rows
 from fedskew.skew.skews import skews, treatments
 
 TOLERANCE = 0.01
-_GRID = 15
-_BETWEEN = 25  # trials between points of the grid: 40 in all
-_HALVINGS = 8
-_LOOKS = 8  # to either side of a jump
+_GRID = 15  # positions of the parameter that are tried first
+_BETWEEN = 25  # trials between positions of the grid: 40 in all
+_HALVINGS = 8  # of the interval between two of them
+_LOOKS = 8  # trials to either side of a jump of the level
 _MORE = 60  # further trials, where the level is not monotonic
 _DIGITS = 4  # of a parameter's value, so that it can be typed
 
@@ -133,7 +133,7 @@ class Found:
     result: Partitioned
     target: Target
     level: float
-    trials: int  # number of trials
+    trials: int
 
     @property
     def partition(self) -> Partition:
@@ -265,33 +265,33 @@ class _Search:
     seed: int
     target: Target
     classes: int | None
-    # Value of the parameter -> level; None where the skew refuses
+    # The level by value of the parameter; None where the skew refuses the value
     tried: dict[float, float | None] = field(default_factory=dict)
-    # Position of the parameter -> how far above the level
+    # How far the level is above the target, by position of the parameter
     offsets: dict[float, float] = field(default_factory=dict)
     best: Found | None = None
     refusal: FedskewError | None = None
 
     def run(self, tolerance: float) -> Found:
         """Search the grid from the mild end; bisect between neighbours that enclose the level; stop when close."""
-        before = None
+        last = None  # the position before, and its offset
         between = 0
         close = tolerance / 10
         for step in range(_GRID):
             position = step / (_GRID - 1)
-            off = self._off(position)
-            if off is None:
+            offset = self._offset(position)
+            if offset is None:
                 continue
-            if before is not None and before[1] * off < 0 and between + _HALVINGS <= _BETWEEN:
-                known = len(self.tried)
-                jump = self._halve(*before, position, tolerance / 10)
+            if last is not None and last[1] * offset < 0 and between + _HALVINGS <= _BETWEEN:
+                trials = len(self.tried)
+                jump = self._halve(*last, position, tolerance / 10)
                 self._look_around(jump, tolerance, _BETWEEN - between - _HALVINGS)
-                between += len(self.tried) - known
+                between += len(self.tried) - trials
             if between:
                 close = tolerance
             if self._miss() <= close:
                 break
-            before = (position, off)
+            last = (position, offset)
         self._refine(tolerance)
         if self.best is None:
             raise self.refusal or FedskewError(
@@ -299,18 +299,18 @@ class _Search:
             )
         return replace(self.best, trials=len(self.tried))
 
-    def _halve(self, low: float, off_low: float, high: float, close: float) -> float:
+    def _halve(self, low: float, low_offset: float, high: float, close: float) -> float:
         """Bisect between two positions that enclose the level until it is close; return where that ends."""
         for _ in range(_HALVINGS):
             if self._miss() <= close:
                 break
             middle = (low + high) / 2
-            off = self._off(middle)
-            if off is None:
+            offset = self._offset(middle)
+            if offset is None:
                 break
-            if off_low * off > 0:
+            if low_offset * offset > 0:
                 low = middle
-                off_low = off
+                low_offset = offset
             else:
                 high = middle
         return (low + high) / 2
@@ -324,34 +324,32 @@ class _Search:
             if self._miss() <= tolerance or len(self.tried) - known >= most:
                 return
             if 0 <= place <= 1:
-                self._off(place)
+                self._offset(place)
 
     def _refine(self, tolerance: float) -> None:
         """Bisect between the neighbours that came nearest, if the level is within the reached range."""
         for _ in range(_MORE):
-            if (
-                self._miss() <= tolerance
-                or not self.offsets
-                or min(self.offsets.values()) * max(self.offsets.values()) > 0
-            ):
+            offsets = self.offsets.values()
+            if self._miss() <= tolerance or not offsets or min(offsets) * max(offsets) > 0:
                 return
             pairs = pairwise(sorted(self.offsets.items()))
             gaps = []
-            for (position, off), (after, next_off) in pairs:
+            for (position, offset), (after, next_offset) in pairs:
                 if after - position > 1e-4:
-                    gaps.append((min(abs(off), abs(next_off)), position, after))
+                    gaps.append((min(abs(offset), abs(next_offset)), position, after))
             if not gaps:
                 return
             _, low, high = min(gaps)
-            if self._off((low + high) / 2) is None:
+            if self._offset((low + high) / 2) is None:
                 return
 
     def _miss(self) -> float:
+        """Return by how much the best partition so far misses the level."""
         if self.best is None:
             return math.inf
         return abs(self.best.level - self.target.level)
 
-    def _off(self, position: float) -> float | None:
+    def _offset(self, position: float) -> float | None:
         """Return how far above the target the partition at this position is; None where the skew refuses."""
         value = self.skew.parameter.value(self.rows, self.clients or 1, position)
         if value not in self.tried:

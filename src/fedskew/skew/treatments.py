@@ -70,10 +70,9 @@ def relabel(
         raise FedskewError(
             "treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out"
         )
+    count = 0
     if fraction:
         count = max(round(fraction * partition.clients), 1)
-    else:
-        count = 0
     y = rows.y.copy()
     for client in substream(stream, 0).sample(partition.clients, count).tolist():
         held = partition.of(client)

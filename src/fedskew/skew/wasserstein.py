@@ -56,13 +56,12 @@ def wgc(
     if overlap and wanted < clients:
         raise FedskewError(
             f"skew wgc: with overlap=true, clusters={wanted} leaves {clients - wanted} of {clients} clients without "
-            "one: "
-            f"use clusters >= {clients}"
+            f"one: use clusters >= {clients}"
         )
     members = feature_clusters(table, wanted)
     kept = placed(len(rows), strength, substream(stream, 0))
     if overlap:
-        return _literal(table, members, quantile, kept, clients, substream(stream, 1))
+        return _by_the_text(table, members, quantile, kept, clients, substream(stream, 1))
     cluster = _most_extreme(table, members, quantile, substream(stream, 2))
     owner = np.full(len(rows), -1)
     owner[kept] = _clients_of(cluster, wanted, clients, substream(stream, 3))[kept]
@@ -76,10 +75,9 @@ def feature_clusters(table: Features, wanted: int) -> list[Ints]:
     """Return the columns of each cluster, clusters in order of their first column."""
     varying = np.flatnonzero(table.min(axis=0) < table.max(axis=0))
     if len(varying) < wanted:
+        fix = "use a skew by label, such as lds"
         if len(varying):
             fix = f"use clusters <= {len(varying)}"
-        else:
-            fix = "use a skew by label, such as lds"
         raise FedskewError(
             f"skew wgc: {wanted} clusters of features, but only {len(varying)} features vary: {fix}"
         )
@@ -93,13 +91,10 @@ def feature_clusters(table: Features, wanted: int) -> list[Ints]:
     from sklearn.cluster import AgglomerativeClustering
 
     distances = feature_distances(table[:, varying])
-    found = (
-        AgglomerativeClustering(n_clusters=wanted, metric="precomputed", linkage="average")
-        .fit(distances)
-        .labels_
-    )
-    first = np.sort(np.unique(found, return_index=True)[1])
-    return [varying[found == found[position]] for position in first]
+    clustering = AgglomerativeClustering(n_clusters=wanted, metric="precomputed", linkage="average")
+    cluster = clustering.fit(distances).labels_
+    firsts = np.sort(np.unique(cluster, return_index=True)[1])
+    return [varying[cluster == cluster[first]] for first in firsts]
 
 
 def feature_distances(table: Features) -> Floats:
@@ -121,8 +116,8 @@ def feature_distances(table: Features) -> Floats:
 
 def _most_extreme(table: Features, members: list[Ints], quantile: float, stream: Stream) -> Ints:
     """Return the cluster in which each row is most extreme; -1 if it is extreme in none."""
-    result = np.full(len(table), -1)
-    # Below that, a value is not extreme; 1e-12 for rounding
+    cluster = np.full(len(table), -1)
+    # How extreme each row is in its cluster; at first, as much as counts at all (less 1e-12, for rounding)
     highest = np.full(len(table), 1 - 2 * quantile - 1e-12)
     tied = np.zeros(len(table), dtype=np.int64)
     for number, features in enumerate(members):
@@ -130,26 +125,28 @@ def _most_extreme(table: Features, members: list[Ints], quantile: float, stream:
         for column in features:
             np.maximum(extreme, np.abs(2 * ranks(table[:, column]) - 1), out=extreme)
         higher = extreme > highest
-        result[higher], highest[higher], tied[higher] = number, extreme[higher], 1
+        cluster[higher] = number
+        highest[higher] = extreme[higher]
+        tied[higher] = 1
         # Of t equals each must win with probability 1/t: the t-th replaces the one before with that probability.
         equal = np.flatnonzero((extreme == highest) & ~higher)
         tied[equal] += 1
-        result[equal[substream(stream, number).uniform(len(equal)) * tied[equal] < 1]] = number
-    return result
+        cluster[equal[substream(stream, number).uniform(len(equal)) * tied[equal] < 1]] = number
+    return cluster
 
 
 def _clients_of(cluster: Ints, clusters: int, clients: int, stream: Stream) -> Ints:
     """Return the client of each row of a cluster; -1 stays."""
     owner = np.where(cluster < 0, -1, cluster % clients)
-    # The clusters that have several clients
+    # With more clients than clusters, the first clusters have several clients.
     for number in range(min(clusters, clients - clusters)):
-        found = np.flatnonzero(cluster == number)
-        found = found[substream(stream, number).permutation(len(found))]
-        owner[found] = np.resize(np.arange(number, clients, clusters), len(found))
+        members = np.flatnonzero(cluster == number)
+        members = members[substream(stream, number).permutation(len(members))]
+        owner[members] = np.resize(np.arange(number, clients, clusters), len(members))
     return owner
 
 
-def _literal(
+def _by_the_text(
     table: Features, members: list[Ints], quantile: float, kept: Ints, clients: int, stream: Stream
 ) -> Partition:
     """Return each client's rows by the paper's text: all at or beyond a quantile of some feature of its clusters."""
