@@ -32,8 +32,8 @@ from fedskew.tasks.task import BuiltIn, Task
 
 Format: TypeAlias = Literal["torch", "onnx"]
 ENDINGS: Mapping[Format, str] = {"torch": ".pt2", "onnx": ".onnx"}
-TOLERANCE = 1e-4  # of an output, between the program and the model
-ROWS = (64, 1, 7)  # made rows on which they are compared
+TOLERANCE = 1e-4  # relative difference of outputs that the program and the model may have
+ROWS = (64, 1, 7)  # numbers of made rows on which the two are compared
 _UNKNOWN = "\x00"  # a text that is no category
 _DESCRIBED = "pipeline.json"  # what is stored with the program
 
@@ -161,13 +161,13 @@ class _TableProgram(_Program):
         return ((filled - self.mean) / self.deviation).float()
 
     def indicators(self, categories: Tensor) -> Tensor:
-        """Return one column a category."""
-        each = []
+        """Return a column of 0 and 1 for every category of every text column."""
+        columns = []
         for at, size in enumerate(self.sizes):
-            each.append(categories[:, at : at + 1] == torch.arange(size))
-        return torch.cat(each, 1).float()
+            columns.append(categories[:, at : at + 1] == torch.arange(size))
+        return torch.cat(columns, 1).float()
 
-    def both(self, parts: list[Tensor]) -> Tensor:
+    def output_of(self, parts: list[Tensor]) -> Tensor:
         """Return the output for the features, brought into the order of the training."""
         return self.finish(torch.cat(parts, 1).index_select(1, self.order))
 
@@ -177,7 +177,7 @@ class _Numbers(_TableProgram):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the output for rows as they are."""
-        return self.both([self.scaled(numbers)])
+        return self.output_of([self.scaled(numbers)])
 
 
 class _Texts(_TableProgram):
@@ -185,7 +185,7 @@ class _Texts(_TableProgram):
 
     def forward(self, categories: Tensor) -> Tensor:
         """Return the output for rows of category numbers."""
-        return self.both([self.indicators(categories)])
+        return self.output_of([self.indicators(categories)])
 
 
 class _Mixed(_TableProgram):
@@ -193,7 +193,7 @@ class _Mixed(_TableProgram):
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         """Return the output for rows of numbers and category numbers."""
-        return self.both([self.scaled(numbers), self.indicators(categories)])
+        return self.output_of([self.scaled(numbers), self.indicators(categories)])
 
 
 def _gives_logits(task: Task) -> bool:
@@ -204,9 +204,8 @@ def _gives_logits(task: Task) -> bool:
 def _program(pipeline: Pipeline, model: nn.Module, task: Task) -> _Program:
     if isinstance(pipeline, Schema) and not pipeline.window:
         return _table_program(pipeline)(model, task, pipeline).eval()
-    one = torch.ones(1)
-    if isinstance(pipeline, Schema):  # windows are cut from encoded rows
-        return _ArrayProgram(model, task, 0 * one, one).eval()
+    if isinstance(pipeline, Schema):  # of windows, which are cut from rows that are encoded already
+        return _ArrayProgram(model, task, torch.zeros(1), torch.ones(1)).eval()
     along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
     offset = torch.tensor(pipeline.offset).view(along)
     factor = torch.tensor(pipeline.factor).view(along)
@@ -289,13 +288,13 @@ Call: TypeAlias = Callable[[list[Tensor]], NDArray[Any]]
 def _examples(
     described: Mapping[str, Any],
 ) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """Return inputs of the right types and shapes, and that their first axis may have any length."""
+    """Return inputs of the right types and shapes, and shapes that say that the number of rows may be any."""
     rows = torch.export.Dim("rows")
     examples = []
     shapes = []
-    for one in described["inputs"]:
-        shape = (3, *one["shape"][1:])
-        examples.append(torch.zeros(shape, dtype=getattr(torch, one["type"])))
+    for entry in described["inputs"]:
+        shape = (3, *entry["shape"][1:])
+        examples.append(torch.zeros(shape, dtype=getattr(torch, entry["type"])))
         shapes.append({0: rows})
     return tuple(examples), tuple(shapes)
 
@@ -313,8 +312,8 @@ def _torch_program(program: _Program, described: Mapping[str, Any]) -> tuple[byt
 
     def run(given: list[Tensor]) -> NDArray[Any]:
         with torch.no_grad():
-            found: NDArray[Any] = call(*given).numpy()
-        return found
+            outputs: NDArray[Any] = call(*given).numpy()
+        return outputs
 
     return file.getvalue(), run
 
@@ -327,10 +326,10 @@ def _onnx_program(program: _Program, described: Mapping[str, Any]) -> tuple[byte
     except ImportError:
         raise FedskewError("ONNX needs further packages: pip install 'fedskew[onnx]'") from None
     examples, shapes = _examples(described)
-    names = [one["name"] for one in described["inputs"]]
+    names = [entry["name"] for entry in described["inputs"]]
     try:
         with _silence():
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 examples,
                 dynamo=True,
@@ -341,17 +340,17 @@ def _onnx_program(program: _Program, described: Mapping[str, Any]) -> tuple[byte
             )
     except Exception as problem:  # whatever a user's module cannot do
         raise _cannot("onnx", program, problem) from problem
-    model = cast(Any, made).model_proto
+    model = cast(Any, exported).model_proto
     onnx.helper.set_model_props(model, {_DESCRIBED: json.dumps(described)})
     content: bytes = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(given: list[Tensor]) -> NDArray[Any]:
-        fed = {}
+        inputs = {}
         for name, value in zip(names, given, strict=True):
-            fed[name] = value.numpy()
-        found: NDArray[Any] = session.run(None, fed)[0]
-        return found
+            inputs[name] = value.numpy()
+        outputs: NDArray[Any] = session.run(None, inputs)[0]
+        return outputs
 
     return content, run
 
@@ -381,18 +380,18 @@ def _difference(
     call: Call, pipeline: Pipeline, model: nn.Module, task: Task, rows: int, threads: int
 ) -> float:
     """Return the largest difference between the program and the model, preprocessing included, on made rows."""
-    given, x = _made(pipeline, rows)
+    inputs, x = _made_rows(pipeline, rows)
     outputs = outputs_of(model, x, threads)
     if _gives_logits(task):
         outputs = probabilities(task, outputs)
-    wanted = outputs.double().numpy()
-    found = call(given).astype(np.float64)
-    if found.shape != wanted.shape:
+    of_model = outputs.double().numpy()
+    of_program = call(inputs).astype(np.float64)
+    if of_program.shape != of_model.shape:
         return np.inf
-    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+    return float(np.abs(of_program - of_model).max() / max(1.0, np.abs(of_model).max()))
 
 
-def _made(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
+def _made_rows(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
     """Return made rows as the inputs of the program, and as features of the model."""
     draw = Stream(0, "export check", rows).generator()
     if not isinstance(pipeline, Schema):
@@ -416,12 +415,12 @@ def _made_table(
 
     numeric, texts = _columns(schema)
     columns: dict[str, Any] = {}
-    given = []
+    inputs = []
     for column in numeric:
         values = column.mean + 2 * column.deviation * draw.normal(size=rows)
         columns[column.name] = np.where(draw.random(rows) < 0.2, np.nan, values)
     if numeric:
-        given.append(torch.from_numpy(np.stack([columns[column.name] for column in numeric], 1)))
+        inputs.append(torch.from_numpy(np.stack([columns[column.name] for column in numeric], 1)))
     codes = []
     for text in texts:
         choices = [*text.values, _UNKNOWN]
@@ -435,5 +434,5 @@ def _made_table(
                 cells.append(value)
         columns[text.name] = cells
     if texts:
-        given.append(torch.tensor(codes).T.contiguous())
-    return given, schema.encode(pd.DataFrame(columns))
+        inputs.append(torch.tensor(codes).T.contiguous())
+    return inputs, schema.encode(pd.DataFrame(columns))

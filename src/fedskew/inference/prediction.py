@@ -88,10 +88,10 @@ def predict(
     else:
         columns[PREDICTION] = decided
     if proba:
-        found = probabilities(task, outputs).numpy()
+        chances = probabilities(task, outputs).numpy()
         for place, label in enumerate(names):
-            columns[f"p({label})"] = found[:, place]
-    if hasattr(data, "index") and len(x) == len(data):  # a window is none of the rows
+            columns[f"p({label})"] = chances[:, place]
+    if hasattr(data, "index") and len(x) == len(data):  # windows have no index of their own
         return pd.DataFrame(columns, index=data.index)
     return pd.DataFrame(columns)
 
@@ -105,15 +105,16 @@ def predict_file(
     """
     pipeline = run.pipeline
     data = read_rows(path, pipeline, run.separator)
-    found = predict(run, data, client, proba, str(path))
+    predictions = predict(run, data, client, proba, str(path))
     step = 1
     if isinstance(pipeline, Schema):
         for doubt in pipeline.doubts(data):
             warnings.warn(f"{path}: {doubt}", stacklevel=2)
         step = pipeline.stride or pipeline.window or 1
-    # A label may have that name
-    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)
-    return found.to_csv(index=False, lineterminator="\n")
+    numbers = np.arange(len(predictions)) * step
+    # A label may be named "row", too.
+    predictions.insert(0, "row", numbers, allow_duplicates=True)
+    return predictions.to_csv(index=False, lineterminator="\n")
 
 
 def features(pipeline: Pipeline, name: str, data: Any) -> Features:
@@ -194,10 +195,10 @@ def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
         raise FedskewError("there are no rows to predict")
     state = {**trainable(model), **dict(model.named_buffers())}
     with computing(threads):
-        found = []
+        batches = []
         for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows))):
-            found.append(outputs)
-    return torch.cat(found).clone()
+            batches.append(outputs)
+    return torch.cat(batches).clone()
 
 
 def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> NDArray[Any]:
@@ -209,7 +210,7 @@ def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> N
 
 
 def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
-    """Return the chosen threshold where the model of a client is the global one, for which it was chosen."""
+    """Return the threshold, if one was chosen; None for a client's own model, as it was chosen for the global one."""
     if client is not None and run.personalised:
         return None
     return run.threshold
