@@ -36,7 +36,11 @@ def sample_payload(context: RoundContext, state: RunState) -> Tree:
 
 def reported(algorithm: Algorithm) -> list[str]:
     """Return the numbers that a method requires clients to report with their updates."""
-    return [name for name in ("loss_before", "loss_after") if name in algorithm.requires]
+    names: list[str] = []
+    for name in ("loss_before", "loss_after"):
+        if name in algorithm.requires:
+            names.append(name)
+    return names
 
 
 def reported_bytes(algorithm: Algorithm) -> int:
