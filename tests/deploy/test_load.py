@@ -114,8 +114,8 @@ def test_a_huge_answer_ends_neither_the_run_nor_the_server(server: Server, tmp_p
         Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__")
     )
     node, sizes = (
-        other / "fedskew" / "runs" / "silo_node.py",
-        other / "fedskew" / "deploy" / "message_sizes.py",
+        other / "fedskew" / "deploy" / "silo_node.py",
+        other / "fedskew" / "transport" / "message_sizes.py",
     )
     node.write_text(node.read_text() + HOSTILE)
     sizes.write_text(sizes.read_text().replace("2**28", "2**40").replace("2**22", "2**40"))

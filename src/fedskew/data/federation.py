@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.errors import unknown
 from fedskew.core.notebook import few, one_line, rows_as_html
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
@@ -135,6 +136,14 @@ class Federation:
         if not np.array_equal(held, np.repeat(first, sizes)):
             return None
         return first
+
+    def client_number(self, client: int | str) -> int:
+        """Return the number of a client that is given by its name or its number."""
+        if isinstance(client, str) and client in self.client_names:
+            return self.client_names.index(client)
+        if isinstance(client, int) and 0 <= client < self.clients:
+            return client
+        raise unknown("client", str(client), self.client_names[:MOST_LISTED])
 
     @cached_property
     def label_columns(self) -> "LabelColumns":
