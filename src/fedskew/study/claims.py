@@ -82,7 +82,11 @@ class Superiority:
     @property
     def compared(self) -> list[Contrast]:
         """Return the contrasts with at least one seed."""
-        return [contrast for contrast in self.contrasts if contrast.differences]
+        compared: list[Contrast] = []
+        for contrast in self.contrasts:
+            if contrast.differences:
+                compared.append(contrast)
+        return compared
 
     @property
     def incomparable(self) -> list[str]:
@@ -189,7 +193,10 @@ class Level:
 
     def lines(self) -> list[str]:
         """Return the means in words."""
-        return [f"{case}: {mean:.{self.digits + 1}f}" for case, mean in self.means.items()]
+        lines: list[str] = []
+        for case, mean in self.means.items():
+            lines.append(f"{case}: {mean:.{self.digits + 1}f}")
+        return lines
 
 
 def judge_near(level: Level, printed: Mapping[str, float], tolerance: float) -> Judged:

@@ -28,9 +28,13 @@ class ClientColumns:
         if not (self.disk.path / on_disk.CLIENTS).exists():
             return {}
         recorded = set(self.disk.header(on_disk.CLIENTS))
-        wanted = [(f"{name} clients", name, "sum") for name in _SUMMED]
-        wanted += [(f"mean {name}", name, "mean") for name in (*PROFILE, *_SPREAD)]
-        wanted += [(f"largest {name}", name, "max") for name in _SPREAD]
+        wanted = []
+        for name in _SUMMED:
+            wanted.append((f"{name} clients", name, "sum"))
+        for name in (*PROFILE, *_SPREAD):
+            wanted.append((f"mean {name}", name, "mean"))
+        for name in _SPREAD:
+            wanted.append((f"largest {name}", name, "max"))
         titles = {}
         for title, name, how in wanted:
             if name in recorded:

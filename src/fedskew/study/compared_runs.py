@@ -101,7 +101,9 @@ class Compared:
 
     def _algorithm(self, one: Setting) -> str:
         """Return the method of a run with every option that any run of that method was given."""
-        options = {name: one.options.get(name) for name in self._options[one.method]}
+        options = {}
+        for name in self._options[one.method]:
+            options[name] = one.options.get(name)
         if " + " in one.method or None in options.values():
             return one.algorithm
         return str(Choice(one.method, options))
@@ -209,7 +211,10 @@ class Compared:
         """Say where the curves of some labels end, the first ones if there are many."""
         ends = []
         for label, name in labels.items():
-            values = [value for value in self.tables[label].get(column, []) if value is not None]
+            values = []
+            for value in self.tables[label].get(column, []):
+                if value is not None:
+                    values.append(value)
             if values:
                 ends.append(f"{name} {values[-1]:.4g}")
         more = ""

@@ -158,12 +158,14 @@ class ComparisonRows:
         """Return the score on test rows in the first round that is best on validation rows."""
         on_validation = run.rounds.get(f"{prefix}validation_{self.metric}", [])
         on_test = run.rounds.get(f"{prefix}test_{self.metric}", [])
-        best_validation, test_then = -math.inf, None
+        best_validation = -math.inf
+        test_then = None
         for validation, test in zip(on_validation, on_test, strict=False):
             if validation is None or test is None:
                 continue
             if test_then is None or self.sign * validation > best_validation:
-                best_validation, test_then = self.sign * validation, test
+                best_validation = self.sign * validation
+                test_then = test
         return test_then
 
     def _reached(self, run: RunData, target: Target) -> tuple[int | None, int | None]:

@@ -146,7 +146,9 @@ class Comparison:
 
     def texts(self) -> list[bool]:
         """Return which columns for readers are text: the method, and options and conditions that are no numbers."""
-        named = [{**one.options, **one.conditions} for one in self.rows.configurations]
+        named = []
+        for one in self.rows.configurations:
+            named.append({**one.options, **one.conditions})
         plain = []
         for name in (*self.rows.options, *self.rows.conditions):
             plain.append(any(isinstance(one[name], str) for one in named))
@@ -223,7 +225,10 @@ class Comparison:
 
     def meanings(self) -> dict[str, str]:
         """Return the meaning of every column of numbers, by its title."""
-        return {title: meaning for title, meaning, _ in self.columns.values()}
+        meanings: dict[str, str] = {}
+        for title, meaning, _ in self.columns.values():
+            meanings[title] = meaning
+        return meanings
 
 
 def _spelled(value: Any) -> str:

@@ -21,7 +21,10 @@ class Judgement:
     @cached_property
     def competing(self) -> list[Configuration]:
         """Return the configurations that may win: all but the bound, unless there is nothing else."""
-        federated = [one for one in self.rows.configurations if one.method != BOUND]
+        federated = []
+        for one in self.rows.configurations:
+            if one.method != BOUND:
+                federated.append(one)
         return federated or self.rows.configurations
 
     @cached_property

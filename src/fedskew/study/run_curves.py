@@ -46,7 +46,10 @@ class RunCurves:
         if self.best is not None:
             columns["best round"] = self._best_alone()
         kept = self._kept_rounds(len(columns))
-        return {name: [values[place] for place in kept] for name, values in columns.items()}
+        shown: Columns = {}
+        for name, values in columns.items():
+            shown[name] = [values[place] for place in kept]
+        return shown
 
     def _spent(self) -> Columns:
         """Return what was sent and the simulated time until each round, in units that suit them."""

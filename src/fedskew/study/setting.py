@@ -26,13 +26,19 @@ class Setting:
     def of_run(run: RunData) -> "Setting":
         """Return what a finished run was."""
         summary = run.summary
-        short = {kind: str(summary[kind]) for kind in _SHORT if kind in summary}
+        short = {}
+        for kind in _SHORT:
+            if kind in summary:
+                short[kind] = str(summary[kind])
         return Setting(str(summary["algorithm"]), run.record.config, short)
 
     @staticmethod
     def of_config(config: Mapping[str, Any]) -> "Setting":
         """Return what a run was of which there is only the configuration."""
-        short = {kind: brief(kind, config[kind]) for kind in _SHORT if kind in config}
+        short = {}
+        for kind in _SHORT:
+            if kind in config:
+                short[kind] = brief(kind, config[kind])
         return Setting(brief("algorithm", config["algorithm"]), config, short)
 
     @cached_property
@@ -67,7 +73,10 @@ class Setting:
         """Return all options of the method as numbers and texts."""
         table = self.config["algorithm"]
         if isinstance(table, Mapping):
-            options = {key: table[key] for key in table if key not in ("name", "class")}
+            options = {}
+            for key in table:
+                if key not in ("name", "class"):
+                    options[key] = table[key]
             return _merged([(self.method, options)])
         return _merged([(part.name, part.options) for part in parts_of(table, "algorithm")])
 

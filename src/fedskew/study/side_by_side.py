@@ -88,7 +88,9 @@ class _Group:
         assert self.together
         began = time.perf_counter()
         servers = dict(sorted(self.servers.items()))
-        halves = {number: _tried(server.invite) for number, server in servers.items()}
+        halves = {}
+        for number, server in servers.items():
+            halves[number] = _tried(server.invite)
         asked = []
         for number, half in halves.items():
             if isinstance(half, Invited):

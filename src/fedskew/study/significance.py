@@ -139,7 +139,10 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
     best = max(means, key=means.__getitem__)
     pairs = _pairs(scores, list(means))
     differences, p_values = _against_best(best, pairs)
-    untested = [name for name in means if name != best and name not in p_values]
+    untested = []
+    for name in means:
+        if name != best and name not in p_values:
+            untested.append(name)
     if untested:
         return Verdict(best, None, differences, p_values, _untested(best, untested, pairs))
     tests = _tests(pairs)
@@ -387,7 +390,10 @@ def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:
     names = list(means)
     groups = list[list[str]]()
     for at, first in enumerate(names):
-        group = [name for name in names[at:] if means[name] - means[first] <= distance]
+        group = []
+        for name in names[at:]:
+            if means[name] - means[first] <= distance:
+                group.append(name)
         in_last = bool(groups) and set(group) <= set(groups[-1])
         if len(group) > 1 and not in_last:
             groups.append(group)

@@ -59,7 +59,9 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
     seeds = _seeds(given.get("seeds"), settings)
     chosen = several("algorithm", given.get("algorithm", "fedavg"))
     algorithms = [spell("algorithm", algorithm) for algorithm in chosen]
-    skews = [_skew(skew) for skew in several("skew", given.get("skew", AUTO))]
+    skews = []
+    for skew in several("skew", given.get("skew", AUTO)):
+        skews.append(_skew(skew))
     if len(skews) == 1:
         if "skew" in given:
             settings["skew"] = skews[0]

@@ -125,7 +125,10 @@ class Trials:
     def _everywhere(self, run: Run) -> tuple[float, float]:
         """Return the metric on the rows of all clients, after half of the rounds and at the end."""
         column = f"test_{self.metric}"
-        scored = [row[column] for row in run.tables["rounds"] if row.get(column) is not None]
+        scored = []
+        for row in run.tables["rounds"]:
+            if row.get(column) is not None:
+                scored.append(row[column])
         return float(scored[0]), float(scored[-1])
 
     def _run(
