@@ -202,7 +202,7 @@ def test_a_page_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*args: object) -> bytes:
         raise ValueError("Expected end of text, found '$'\n  (at char 0)")
 
-    monkeypatch.setattr("fedskew.report.page._of_run", fail)
+    monkeypatch.setattr("fedskew.report.page._page_of_run", fail)
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with pytest.warns(
         UserWarning,
