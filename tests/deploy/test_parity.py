@@ -1,6 +1,7 @@
 """A server without rows, whose nodes answer, gives the numbers and the weights of a server with all rows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from tests.deploy.conftest import CLIENTS, Pair
 
 import fedskew as fs
-from fedskew.algorithms.contract import algorithms
+from fedskew.algorithms.contract import Algorithm, View, algorithms
 from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors, Tree
 from fedskew.deploy.rowless_federation import positions_of
 
 METHODS = [
@@ -93,6 +95,38 @@ def test_every_method(pair: Callable[..., Pair], method: str):
 )
 def test_additions_and_settings(pair: Callable[..., Pair], method: str, settings: dict[str, Any]):
     compare(pair(method, **settings))
+
+
+@dataclass(frozen=True)
+class BetweenHeads(fs.FedPer):
+    """FedPer, whose clients use a head half way between the initial one and their own."""
+
+    def client_model(self, shared: Tensors, kept: Tree) -> Tensors:
+        """Return the shared model with the mean of two heads."""
+        mixed = {name: (shared[name] + own) / 2 for name, own in kept["local"].items()}
+        return {**shared, **mixed}
+
+
+@dataclass(frozen=True)
+class LastTrained(fs.FedAvg):
+    """FedAvg, whose clients use what they had after their last local training."""
+
+    def init_client_state(self, weights: Tensors) -> Tree:
+        """Return the initial weights."""
+        return {"last": weights}
+
+    def client_state(self, view: View) -> Tree:
+        """Return the weights after local training."""
+        return {"last": view.params}
+
+    def client_model(self, shared: Tensors, kept: Tree) -> Tensors:
+        """Return the weights that the client remembers."""
+        return {**shared, **kept["state.last"]}
+
+
+@pytest.mark.parametrize("method", [BetweenHeads(), LastTrained()], ids=["heads", "last"])
+def test_nodes_use_the_model_that_the_method_makes(pair: Callable[..., Pair], method: Algorithm):
+    compare(pair(method, per_round=2))
 
 
 def test_numbers_to_predict(pair: Callable[..., Pair]):

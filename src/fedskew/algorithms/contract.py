@@ -367,6 +367,18 @@ class Algorithm:
         """Return what the client sends: ``delta``, its change of the weights, and whatever else the method needs."""
         return {"delta": difference(view.params, view.start)}
 
+    # -- the hooks: what is used ---------------------------------------------------------------------------------------
+
+    def client_model(self, shared: Tensors, kept: Tree) -> Tensors:
+        """Return the weights and buffers of the model that a client uses: those that are scored, predict and exported.
+
+        ``shared`` are those of the global model; where tensors never leave their clients, it has their initial values.
+        ``kept`` is what this client keeps: the part ``local``, with the tensors that never leave it, and the parts of
+        its client state, ``state.NAME``. Where clients train models of their own (``personal_method``), it is what
+        they keep of these, and ``local`` is that whole model. Every tensor of ``shared`` must be in the result.
+        """
+        return {**shared, **kept.get("local", {})}
+
     # -- the hooks: the server -----------------------------------------------------------------------------------------
 
     def weight(self, report: Report) -> Floats:

@@ -50,6 +50,16 @@ def unsqueezed(tree: Tree) -> Tree:
     return result
 
 
+def one_client(tree: Tree) -> Tree:
+    """Return the state of the only client in a stack, without the axis of clients."""
+    kept: Tree = {}
+    for part, tensors in tree.items():
+        kept[part] = {}
+        for name, value in tensors.items():
+            kept[part][name] = value[0]
+    return kept
+
+
 def without(tree: Tree, names: frozenset[str]) -> Tree:
     """Return the tree without the tensors of these names, in every part."""
     result: Tree = {}

@@ -18,7 +18,7 @@ from fedskew.batchnorm.exact import Party
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree, flat_names, from_flat
+from fedskew.core.trees import Tensors, Tree, flat_names, from_flat, one_client
 from fedskew.core.writing import write_atomically
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
@@ -39,7 +39,6 @@ from fedskew.deploy.requests import (
     Waiting,
     from_bytes,
     in_tensor,
-    one_client,
     out_of_tensor,
     to_bytes,
 )
@@ -53,6 +52,7 @@ from fedskew.engine.job import (
     Updates,
     fresh_client,
     make_job,
+    model_in_use,
 )
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
@@ -319,11 +319,12 @@ class Node:
         return sums
 
     def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
-        """Return the model that the client uses: the global one with its local parts, or one of its own."""
+        """Return the model that the client uses, from the global weights that the server sends."""
         last = len(self.jobs) - 1  # that of the client's own model, if the method has one
         version = versions[min(last, len(versions) - 1)]
-        local = self.files.load(last, version, ()).get(LOCAL, {})
-        return {**state, **local}
+        kept = self.files.load(last, version, ())
+        unsent = self.files.fresh[0].get(LOCAL, {})
+        return model_in_use(self.jobs[0].algorithm, {**unsent, **state}, kept)
 
 
 def job_of(

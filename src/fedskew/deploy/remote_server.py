@@ -31,7 +31,7 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import NODES
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
-from fedskew.server.clients import AWAY, OWN, PERSONAL, jobs_of, models_away
+from fedskew.server.clients import AWAY, OWN, PERSONAL, VERSIONS, jobs_of, models_away
 from fedskew.server.makers import MAKERS
 from fedskew.server.server import Server
 from fedskew.tasks.task import Task
@@ -41,7 +41,6 @@ from fedskew.topology.payload import reported, sample_payload
 from fedskew.topology.run_state import RunState
 
 _ANSWER = 600.0  # seconds in which a node of a simulation answers
-VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 
 
 def remote_server(

@@ -12,7 +12,7 @@ import torch
 from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree
+from fedskew.core.trees import Tensors
 from fedskew.data import fitting
 from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
@@ -183,14 +183,6 @@ def from_bytes(content: bytes) -> Any:
         raise FedskewError(
             f"a message of {len(content)} bytes is not one of fedskew's: {problem}"
         ) from None
-
-
-def one_client(tree: Tree) -> Tree:
-    """Return the state of the only client in a stack, without the axis of clients."""
-    kept: Tree = {}
-    for part, tensors in tree.items():
-        kept[part] = {name: value[0] for name, value in tensors.items()}
-    return kept
 
 
 def in_tensor(message: bytes) -> torch.Tensor:

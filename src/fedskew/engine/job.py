@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.contract import Algorithm, Report
+from fedskew.algorithms.contract import Algorithm, Report, overridden
 from fedskew.algorithms.selection import Probe
 from fedskew.algorithms.topologies import hides_labels
 from fedskew.batchnorm.masked import check_layers
@@ -106,6 +106,13 @@ class Job:
     def shared_model(self) -> str:
         """Return ``whole``, or why clients share no whole model."""
         return shared_model(self.local_names)
+
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients use models of their own: they keep parts, train one, or the method makes one."""
+        if self.local_names or self.algorithm.personal_method is not None:
+            return True
+        return overridden(self.algorithm, "client_model")
 
     @cached_property
     def layout(self) -> Layout:
@@ -214,6 +221,18 @@ def fresh_client(job: Job) -> Tree:
     if "optimizer_state" in job.algorithm.requires:
         tree |= prefixed(job.optimizer.init(weights, stacked=False), OPTIMIZER)
     return tree
+
+
+def model_in_use(algorithm: Algorithm, shared: Tensors, kept: Tree) -> Tensors:
+    """Return the model that a client uses: what the method's ``client_model`` makes of what the client keeps.
+
+    The state of the client's optimiser is no part of that.
+    """
+    seen: Tree = {}
+    for part, tensors in kept.items():
+        if not part.startswith(OPTIMIZER):
+            seen[part] = tensors
+    return algorithm.client_model(shared, seen)
 
 
 @dataclass(frozen=True)

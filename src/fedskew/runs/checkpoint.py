@@ -20,7 +20,7 @@ from safetensors.torch import save as tensors_to_bytes
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.manifest import Digest, manifest
-from fedskew.core.trees import Tensors
+from fedskew.core.trees import Tensors, Tree, one_client, rows_of
 from fedskew.engine.job import LOCAL
 from fedskew.runs.folder import (
     CHECKPOINTS,
@@ -34,7 +34,7 @@ from fedskew.runs.folder import (
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
-from fedskew.server.clients import AWAY, OWN, PERSONAL
+from fedskew.server.clients import AWAY, OWN, PERSONAL, VERSIONS
 from fedskew.server.server import Server
 
 # Bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
@@ -226,18 +226,20 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What a client has of its model for itself, and does not share.
+    """What a client has for itself, and does not share.
 
     Args:
-        names: the names of these tensors
-        tensors: the tensors, by name; None for a client that still has those of the initial model
-        kept: the names of tensors of the global model that clients keep; empty where a client has a second model
-        away: whether the tensors are on the client's own machine
+        names: the names of the tensors of its model among that
+        kept: all of it, as the hook ``client_model`` gets it; None for a client that still has what it began with
+        unshared: the names of tensors of the global model that clients keep; empty where a client has a second model
+        personal: whether clients train models of their own beside the global one
+        away: whether all that is on the client's own machine
     """
 
     names: frozenset[str]
-    tensors: Tensors | None
-    kept: frozenset[str]
+    kept: Tree | None
+    unshared: frozenset[str]
+    personal: bool = False
     away: bool = False
 
 
@@ -277,30 +279,37 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
             disk.verify({name: digest})
     flat = tensors_from_bytes(disk.checkpoints.state(round).read_bytes())
     names: dict[str, frozenset[str]] = {}
-    latest: dict[str, Tensors] = {}
+    latest: dict[str, Tree] = {}
     for number in range(*flat[FILES].tolist()):
         rows = tensors_from_bytes(disk.checkpoints.journal(number).read_bytes())
         store = next(iter(rows)).partition("/")[0]
-        prefix = f"{store}/{LOCAL}/"
-        own = {}
-        for name, value in rows.items():
-            if name.startswith(prefix):
-                own[name.removeprefix(prefix)] = value
-        names[store] = frozenset(own)
-        places = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
-        if places:
-            latest[store] = {name: value[places[-1]] for name, value in own.items()}
+        numbers = rows.pop(f"{store}/clients")
+        kept: Tree = {}
+        for entry, value in rows.items():
+            _, part, name = entry.split("/", 2)
+            kept.setdefault(part, {})[name] = value
+        names[store] = frozenset(kept.get(LOCAL, {}))
+        places = (numbers == client).nonzero().flatten()
+        if len(places):
+            latest[store] = one_client(rows_of(kept, places[-1:]))
     none = frozenset[str]()
     away = False
     for entry in flat:
         if entry.startswith(f"{AWAY}/"):
             _, store, name = entry.split("/", 2)
             names[store] = names.get(store, none) | {name}
+        if entry.startswith(f"{VERSIONS}/"):
             away = True
     store = OWN
     if PERSONAL in names:
         store = PERSONAL
-    return OwnPart(names.get(store, none), latest.get(store), names.get(OWN, none), away)
+    return OwnPart(
+        names.get(store, none),
+        latest.get(store),
+        names.get(OWN, none),
+        store == PERSONAL,
+        away,
+    )
 
 
 def _prefixed(name: str, rows: Tensors) -> Tensors:

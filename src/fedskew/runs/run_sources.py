@@ -17,21 +17,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import nn
 
+from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.contract import resolve as resolve_method
 from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors
+from fedskew.core.trees import Tensors, Tree
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Pipeline, pipeline_from
-from fedskew.engine.job import WHOLE, shared_model
+from fedskew.engine.job import LOCAL, STATE, WHOLE, model_in_use, prefixed, shared_model
 from fedskew.models.build import build
-from fedskew.models.parameters import load_weights
+from fedskew.models.layout import layout
+from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
-from fedskew.runs.checkpoint import own_part
+from fedskew.runs.checkpoint import OwnPart, own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder
-from fedskew.runs.summary import SHARED_MODEL
+from fedskew.runs.summary import CLIENT_MODEL, SHARED_MODEL
 from fedskew.server.clients import models_away
 from fedskew.server.server import Server
 from fedskew.tasks.task import Task, resolve
@@ -250,7 +253,7 @@ class OnDisk:
         with suppress(FedskewError):
             part = own_part(self.disk, 0)
             if part.names:
-                return shared_model(part.kept)
+                return shared_model(part.unshared)
         return (
             "an older version of fedskew wrote the run, and its checkpoints do not say whether clients share a whole "
             "model"
@@ -259,19 +262,51 @@ class OnDisk:
     @property
     def personalised(self) -> bool:
         """Whether clients have models, or parts of them, of their own."""
-        return bool(own_part(self.disk, 0).names)
+        return CLIENT_MODEL in self.summary or bool(own_part(self.disk, 0).names)
 
     def own_weights(self, client: int) -> Tensors | None:
         """Return the weights of a client's own model; None where it uses the global one."""
         part = own_part(self.disk, client)
+        if not part.names and CLIENT_MODEL not in self.summary:
+            return None
         if part.away:
             raise models_away(self.client_names[client])
-        if not part.names:
-            return None
-        own = part.tensors
-        if own is None:  # it never took part
-            own = _weights_of(self._initial_model(self.config["seed"]))
-        return {**self.weights, **{name: own[name] for name in part.names}}
+        kept = part.kept
+        if kept is None:  # it never took part
+            kept = self._kept_at_first(part)
+        return model_in_use(self._method, self.weights, kept)
+
+    @cached_property
+    def _method(self) -> Algorithm:
+        """The method, where it makes clients' models by a rule of its own; for all others, one with the usual rule."""
+        if CLIENT_MODEL not in self.summary:
+            return Algorithm()
+        spec = self.config["algorithm"]
+        if from_python(spec):
+            raise FedskewError(
+                f"{self.disk.path}: its algorithm ({spec['class']}) was a Python object, and says itself what model a "
+                "client uses: predict with what fedskew.resume(folder, algorithm=...) returns"
+            )
+        return resolve_method(spec)
+
+    def _kept_at_first(self, part: OwnPart) -> Tree:
+        """Return what a client keeps before its first round; ``part`` is what one of the run keeps."""
+        model = self._initial_model(self.config["seed"])
+        method = self._method
+        unsent = part.names | method.batchnorm.frozen_names(layout(model))
+        sent: Tensors = {}
+        for name, value in trainable(model).items():
+            if name not in unsent:
+                sent[name] = value.detach()
+        if part.personal and method.personal_method is not None:
+            method = method.personal_method
+        kept = prefixed(method.init_client_state(sent), STATE)
+        if part.names:
+            kept[LOCAL] = {}
+        for name, value in _weights_of(model).items():
+            if name in part.names:
+                kept[LOCAL][name] = value.detach()
+        return kept
 
     @property
     def threshold(self) -> Threshold | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.algorithms.contract import overridden
 from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.federation import Federation, shown_clients
@@ -40,6 +41,8 @@ NAMES = {
     "calibrated_test": "global model with a new head, test rows",
 }
 SHARED_MODEL = "shared_model"  # whether clients share a whole model: ``whole``, or why they do not
+# Set where a method makes the models that clients use by a rule of its own
+CLIENT_MODEL = "client_model"
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
 _NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
 LATE_ROUNDS = 15  # over which late oscillation is measured
@@ -234,6 +237,8 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
     facts["seed"] = server.settings.seed
     facts["metric"] = server.headline.name
     facts[SHARED_MODEL] = server.job.shared_model
+    if overridden(algorithm, "client_model"):
+        facts[CLIENT_MODEL] = "made by the method"
     weights_of_classes = getattr(task, "class_weights", None)
     if weights_of_classes is not None:
         facts["class_weights"] = list(weights_of_classes)

@@ -12,9 +12,9 @@ import torch
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree, rows_of
+from fedskew.core.trees import Tensors, Tree, one_client, rows_of
 from fedskew.data.federation import Federation
-from fedskew.engine.job import LOCAL, STATE, Job, Start, fresh_client
+from fedskew.engine.job import STATE, Job, Start, fresh_client, model_in_use
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
@@ -29,6 +29,7 @@ from fedskew.topology.run_state import RunState, group_of
 OWN, PERSONAL = "own", "personal"
 # Groups of names in a checkpoint
 AWAY = "away"  # what clients on machines of their own keep there
+VERSIONS = "versions"  # of that: after which rounds they kept it
 STORE = "store"  # what clients keep here
 
 
@@ -36,7 +37,7 @@ class Clients(RoundClients, Protocol):
     """The clients of a run, in this process or on machines of their own."""
 
     def model(self, client: int) -> Tensors:
-        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
+        """Return the model that a client uses, as the method's ``client_model`` makes it."""
         ...
 
     def statistics(self) -> Tree:
@@ -139,19 +140,19 @@ class LocalClients:
             self.personal.put(updates.report.clients[valid], kept)
 
     def model(self, client: int) -> Tensors:
-        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
+        """Return the model that a client uses, as the method's ``client_model`` makes it."""
         store = self.personal or self.store
-        own = store.get(np.array([client])).get(LOCAL, {})
-        return {**self.state.model(), **{name: value[0] for name, value in own.items()}}
+        kept = one_client(store.get(np.array([client])))
+        return model_in_use(self.context.algorithm, self.state.model(), kept)
 
     def statistics(self) -> Tree:
         """Return the class statistics of all clients."""
         return statistics_of(self.context.job, self._models_of_rows())
 
     def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
-        """Yield the rows of clients with the model they use: all at once, unless parts of it stay with clients."""
+        """Yield the rows of clients with the model they use: all at once, unless clients have models of their own."""
         trained_on = self.context.trained_on
-        if not self.context.job.local_names:
+        if not self.context.job.personalised:
             yield self.state.model(), trained_on.rows
             return
         for client in range(trained_on.clients):

@@ -59,8 +59,7 @@ class Scorer:
     @property
     def personalised(self) -> bool:
         """Return whether clients use models of their own."""
-        job = self.context.job
-        return bool(job.local_names) or job.algorithm.personal_method is not None
+        return self.context.job.personalised
 
     def common(self) -> Tensors | None:
         """Return the global model, or None if clients share no whole one."""

@@ -136,7 +136,7 @@ class Server:
         return self.scorer.personalised
 
     def client_model(self, client: int) -> Tensors:
-        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
+        """Return the model that a client uses, as the method's ``client_model`` makes it."""
         return self.clients.model(client)
 
     # -- one round -----------------------------------------------------------------------------------------------------

@@ -125,6 +125,8 @@ def _judge_client_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None
         _judge_correction(result, _leaves(given["view"].params))
     elif hook == "payload":
         _judge_payload(result)
+    elif hook == "client_model":
+        _same(hook, "the shared model", result, _leaves(given["shared"]))
 
 
 def _judge_server_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None:
