@@ -175,7 +175,7 @@ def _annotation(option: Option, panel: str) -> Any:
 
 
 _PANELS = {
-    "Data and clients": ("clients", "bins", "validation", "client_test", "split_seed"),
+    "Data and clients": ("clients", "bins", "validation", "client_test", "client_validation", "split_seed"),
     "Training": (
         "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",

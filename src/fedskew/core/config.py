@@ -69,7 +69,8 @@ class Settings:
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows for the global model's training loss; a fixed random sample, or none for all
         test_trained: also evaluate clients' models right after local training, before the aggregation
-        stop_after: rounds without improvement on the validation rows after which the run stops; by default never
+        stop_after: rounds without improvement on the validation rows, those of clients (client_validation) if there are
+            any, after which the run stops; by default never
         checkpoint_every: rounds between two checkpoints; by default such that they take about 1 % of the time
         tensorboard: also write TensorBoard events into the run folder
         mlflow: also write an MLflow database into the run folder
@@ -145,6 +146,8 @@ class Experiment(Settings):
         clients: number of clients; by default 10, or one per group with skew=natural
         split_seed: seed of the partition and of the held-out rows; by default the same as seed
         client_test: share of each client's rows that is held out to test its model
+        client_validation: share of each client's rows that is set aside to choose numbers by, with the model that the
+            client uses; drawn after client_test, from what remains
         bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
             the most frequent combinations of labels
         model: network (fedskew list models)
@@ -157,6 +160,7 @@ class Experiment(Settings):
     clients: Annotated[int | None, AtLeastOne] = None
     split_seed: Annotated[int | None, NonNegative] = None
     client_test: Annotated[float, PartialShare] = 0.0
+    client_validation: Annotated[float, PartialShare] = 0.0
     bins: Annotated[int | None, Bounds(2, 1000)] = None
     model: str | Mapping[str, Any] = "mlp"
     algorithm: str | Mapping[str, Any] = "fedavg"

@@ -47,6 +47,8 @@ class LabelColumns:
 class Federation:
     """Clients with their training rows; ``held_out`` are rows that each client keeps for testing its own model.
 
+    ``client_validation`` are rows that each client sets aside to choose numbers by. Nobody trains on either.
+
     ``treated`` are the rows of ``data.train`` after treatments (noise, relabel); ``data`` stays as it was read, so
     that it can be partitioned again. ``train`` returns the rows to train on.
 
@@ -59,6 +61,7 @@ class Federation:
     held_out: Partition | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     treated: Rows | None = None
+    client_validation: Partition | None = None
 
     def __repr__(self) -> str:
         return one_line("Federation", self._said)
@@ -172,6 +175,8 @@ class Federation:
                 parts.update(repr(rows.x.shape).encode())
                 parts.update(np.ascontiguousarray(rows.y).tobytes())
                 parts.update(np.ascontiguousarray(values[::step]).tobytes())
+        if self.client_validation is not None:
+            parts.update(self.client_validation.digest.encode())
         return parts.hexdigest()
 
 

@@ -58,6 +58,11 @@ def remote_server(
     rows of all clients, as in a simulation.
     """
     refuse(algorithm, settings)
+    if fed.client_validation is not None:
+        raise FedskewError(
+            "client_validation sets rows of clients aside for scores that nodes do not send: leave it out, or simulate "
+            "the run with engine=stacked"
+        )
     engine = RemoteEngine(nodes or Nodes(None), [Versions(fed.clients) for _ in range(2)])
 
     def make_clients(fed: Federation, context: RoundContext, state: RunState) -> RemoteClients:

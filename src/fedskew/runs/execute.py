@@ -59,7 +59,16 @@ from fedskew.tasks.task import choice_of as choice_of_task
 
 _MOST_WARNINGS = 20  # about differences between clients
 _warned: set[str] = set()  # the warnings that this process has given
-PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
+PARTITION_SETTINGS = (
+    "data",
+    "validation",
+    "skew",
+    "clients",
+    "split_seed",
+    "client_test",
+    "client_validation",
+    "bins",
+)
 
 
 def starting(

@@ -9,9 +9,10 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, options_of, parse
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
-from fedskew.data.dataset import Dataset, Split, datasets
+from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.targets import Target
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
 from fedskew.skew.target import find
@@ -88,6 +89,8 @@ def split(
     *,
     seed: int = 0,
     client_test: float = 0.0,
+    client_validation: float = 0.0,
+    validation: float = 0.0,
     target: str | None = None,
     label: str | None = None,
     group: str | None = None,
@@ -105,6 +108,10 @@ def split(
         clients: number of clients; by default 10, or one per group with ``natural``
         seed: seed of the partition and of the held-out rows
         client_test: share of each client's rows that is held out to test its model
+        client_validation: share of each client's rows that is set aside to choose numbers by, with the model that the
+            client uses; drawn after ``client_test``, from what remains
+        validation: of arrays or a data frame, share of the training rows that is set aside before they are partitioned;
+            what ``load`` returned has such rows by ``load(..., validation=0.2)``
         target: a level of heterogeneity such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own
             parameter is then left out (``"dirichlet"``) and found by a search
         label: column of a data frame that holds the class or the number, or several columns of labels, ``"a+b+c"``
@@ -118,9 +125,17 @@ def split(
     >>> fed.clients, len(fed.partition.rows)
     (10, 1438)
     """
-    given = _valid("split", clients=clients, seed=seed, client_test=client_test, bins=bins)
-    clients, seed, client_test, bins = given.values()
-    dataset = _dataset(data, label, group, task).with_bins(bins)
+    given = _valid(
+        "split",
+        clients=clients,
+        seed=seed,
+        client_test=client_test,
+        client_validation=client_validation,
+        validation=validation,
+        bins=bins,
+    )
+    clients, seed, client_test, client_validation, validation, bins = given.values()
+    dataset = _dataset(data, label, group, task, validation, seed).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
     if not callable(skew):
@@ -137,20 +152,31 @@ def split(
         labels = len(dataset.label_names) or None
         found = find(skew, dataset.train, clients, seed, target, classes=labels)
         skew, divided = found.spec, found.result
-    partition, held_out = divided.partition, None
-    if client_test:
-        partition, held_out = client_holdout(partition, divided.rows, client_test, seed)
+    partition, held_out = _set_aside(divided.partition, divided.rows, client_test, seed)
+    partition, chosen_by = _set_aside(
+        partition, divided.rows, client_validation, seed, "client validation"
+    )
     how = {
         "clients": partition.clients,
         "split_seed": seed,
         "client_test": client_test,
+        "client_validation": client_validation,
         "bins": bins,
     }
     recipe = _recipe(dataset, skew, divided.partition, how)
     treated = None
     if divided.rows is not dataset.train:
         treated = divided.rows
-    return Federation(dataset, partition, held_out, recipe, treated)
+    return Federation(dataset, partition, held_out, recipe, treated, chosen_by)
+
+
+def _set_aside(
+    partition: Partition, rows: Rows, share: float, seed: int, stream: str = "client holdout"
+) -> tuple[Partition, Partition | None]:
+    """Return each client's rows as (training, set aside); None of them where the share is 0."""
+    if not share:
+        return partition, None
+    return client_holdout(partition, rows, share, seed, stream)
 
 
 def _recipe(
@@ -191,20 +217,40 @@ def usual_skew(data: Dataset) -> str:
 
 
 def _dataset(
-    data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task"
+    data: Any,
+    label: str | None,
+    group: str | None,
+    task: "str | Mapping[str, Any] | Task",
+    validation: float,
+    seed: int,
 ) -> Dataset:
     """Return what ``load`` returned as it is, and arrays or a data frame as a data set for the task."""
-    wanted = None
+    if isinstance(data, Dataset):
+        _check_loaded(data, task, validation)
+        return data
+    target: Target = "class"
     if task != AUTO:
-        wanted = resolve(task).target
-    if not isinstance(data, Dataset):
-        return from_arrays(data, label=label, group=group, target=wanted or "class")
-    if wanted not in (None, data.target):
+        target = resolve(task).target
+    return from_arrays(
+        data, label=label, group=group, target=target, validation=validation, seed=seed
+    )
+
+
+def _check_loaded(data: Dataset, task: "str | Mapping[str, Any] | Task", validation: float) -> None:
+    """Refuse what only ``load`` can do to a data set, as it was read already."""
+    if validation:
+        raise FedskewError(
+            f"validation={validation:g}: {data.name} was loaded, and features are fitted to its training rows: set "
+            f"rows aside by load(..., validation={validation:g})"
+        )
+    if task == AUTO:
+        return
+    wanted = resolve(task).target
+    if wanted != data.target:
         raise FedskewError(
             f"task {task} takes targets of kind {wanted}, and those of {data.name} are of kind {data.target}: "
             "leave task out, or load the data with target="
         )
-    return data
 
 
 def _with_number_of_group(
@@ -223,5 +269,12 @@ def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
     if seed is None:
         seed = experiment.seed
     data = data or load(experiment.data, validation=experiment.validation, seed=seed)
-    held, bins = experiment.client_test, experiment.bins
-    return split(data, experiment.skew, experiment.clients, seed=seed, client_test=held, bins=bins)
+    return split(
+        data,
+        experiment.skew,
+        experiment.clients,
+        seed=seed,
+        client_test=experiment.client_test,
+        client_validation=experiment.client_validation,
+        bins=experiment.bins,
+    )

@@ -81,9 +81,15 @@ def _deal_items(skew: Skew, items: Rows, clients: int, seed: int) -> Partition:
 
 
 def client_holdout(
-    partition: Partition, rows: Rows, share: float, seed: int
+    partition: Partition,
+    rows: Rows,
+    share: float,
+    seed: int,
+    stream: str = "client holdout",
 ) -> tuple[Partition, Partition]:
     """Return each client's rows as (training, held out): ``share`` of its rows are held out, evenly over its labels.
+
+    ``stream`` names the random numbers by which rows are drawn, so that rows held out twice are drawn anew.
 
     The count is rounded, but at least one row is held out and at least one kept; a client with a single row keeps it,
     so its part of the test partition is empty. Rows that overlap (``rows.series``) are held out as whole series.
@@ -97,9 +103,9 @@ def client_holdout(
     if not 0 < share < 1:
         raise FedskewError(f"a held-out share of {share:g} is out of range, it must be > 0 and < 1")
     if rows.series is None:
-        return _hold_out(partition, rows.kinds, share, seed)
+        return _hold_out(partition, rows.kinds, share, seed, stream)
     whole = WholeSeries.of(rows)
-    train, test = _hold_out(whole.items_of(partition), whole.items.y, share, seed)
+    train, test = _hold_out(whole.items_of(partition), whole.items.y, share, seed, stream)
     if not len(test.rows):
         raise FedskewError(
             f"a held-out share of {share:g}: every client has a single series of overlapping windows, which stays "
@@ -109,26 +115,28 @@ def client_holdout(
 
 
 def _hold_out(
-    partition: Partition, y: Ints, share: float, seed: int
+    partition: Partition, y: Ints, share: float, seed: int, stream: str
 ) -> tuple[Partition, Partition]:
     sizes = partition.sizes
     held = np.clip(np.rint(sizes * share).astype(np.int64), 1, np.maximum(sizes - 1, 0))
-    chosen = _evenly(partition, y, held, seed)
+    chosen = _evenly(partition, y, held, seed, stream)
     test = Partition(partition.rows[chosen], np.concatenate([[0], np.cumsum(held)]))
     train = Partition(partition.rows[~chosen], np.concatenate([[0], np.cumsum(sizes - held)]))
     return train, test
 
 
-def _evenly(partition: Partition, y: Ints, wanted: Ints, seed: int) -> NDArray[np.bool_]:
+def _evenly(
+    partition: Partition, y: Ints, wanted: Ints, seed: int, stream: str
+) -> NDArray[np.bool_]:
     """Return which positions of ``partition.rows`` are chosen: ``wanted`` of each client, evenly over its labels."""
     sizes = partition.sizes
     total = len(partition.rows)
     owner = np.repeat(np.arange(partition.clients), sizes)
-    order = Stream(seed, "client holdout").permutation(total)
+    order = Stream(seed, stream).permutation(total)
     order = order[np.argsort(y[partition.rows[order]], kind="stable")]
     order = order[np.argsort(owner[order], kind="stable")]
     # Row i of a client's n is chosen where (i * wanted + start) // n steps up: `wanted` times, whatever start < n is.
-    drawn = bits(seed, "client holdout start", np.arange(partition.clients))
+    drawn = bits(seed, f"{stream} start", np.arange(partition.clients))
     start = (drawn % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)
     line = (np.arange(total) - partition.offsets[owner]) * wanted[owner] + start[owner]
     chosen = np.empty(total, dtype=np.bool_)
