@@ -273,7 +273,14 @@ def test_a_metric_without_rows_of_its_own_is_left_out_of_local_columns():
         for name in [*run.rounds, *run.clients]
         if name.startswith("local_") and name != "local_loss"
     ]
-    assert list(run.final_clients.columns) == ["client", "rows", "loss", "worst", "bias"]
+    assert list(run.final_clients.columns) == [
+        "client",
+        "rows",
+        "test_rows",
+        "loss",
+        "worst",
+        "bias",
+    ]
     named = fs.train(
         numbers(),
         "logreg",

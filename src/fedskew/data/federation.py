@@ -108,6 +108,21 @@ class Federation:
         """Return the rows for choosing hyper-parameters, if some were set aside."""
         return self.data.validation
 
+    @cached_property
+    def tested_on(self) -> "tuple[Rows, Partition] | None":
+        """The rows that clients hold out to be tested on, and which of them each has; None if they hold none out.
+
+        Without ``held_out`` these are the test rows of each client, where the data comes with its clients.
+        """
+        if self.held_out is not None:
+            return self.train, self.held_out
+        if not self.data.silos or not self.named or self.test.group is None:
+            return None
+        pieces = []
+        for name in self.client_names:
+            pieces.append(np.flatnonzero(self.test.group == self.data.groups.index(name)))
+        return self.test, Partition.from_lists(pieces)
+
     @property
     def clients(self) -> int:
         """Return the number of clients."""

@@ -59,8 +59,9 @@ from fedskew.engine.scheduled import run_schedule
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.clients import jobs_of
-from fedskew.server.evaluated_rows import OwnModel
+from fedskew.server.evaluated_rows import OwnModel, Score
 from fedskew.server.evaluation import Evaluator
+from fedskew.server.final_evaluation import TEST_ROWS
 from fedskew.tasks.additive import Sums, sums_over
 from fedskew.tasks.task import Task
 
@@ -288,6 +289,7 @@ class Node:
         own = self._own_model(request)
         if request.final:
             table, confusion = evaluator.final(state, own)
+            table[0].pop(TEST_ROWS, None)  # which the server knows
             return Scored(parts, {}, None, table[0], confusion)
         client = np.zeros(1, dtype=np.int64)
         rows = self.fed.held_out or self.fed.partition
@@ -296,7 +298,10 @@ class Node:
         on_test = None
         if own is not None and self.everything:
             on_test = evaluator.mean_on_test(own, client)
-        return Scored(parts, scores, on_test)
+        held_out: Score = {}
+        if self.fed.held_out is not None:
+            held_out = evaluator.on_held_out(state, own, columns)
+        return Scored(parts, scores, on_test, held_out=held_out)
 
     def _own_model(self, request: Evaluate) -> OwnModel | None:
         """Return what gives the model that the client uses; None if it is not to be scored."""

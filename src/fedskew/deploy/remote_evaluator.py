@@ -16,8 +16,20 @@ from fedskew.deploy.remote_engine import RemoteEngine
 from fedskew.deploy.requests import Evaluate, Scored
 from fedskew.engine.job import Job
 from fedskew.server.evaluated_rows import OwnModel, Score, own_columns
-from fedskew.server.evaluation import RoundModels, RoundScores, evaluated_metrics, mean_score
-from fedskew.server.final_evaluation import FinalClients, final_columns, total_confusion
+from fedskew.server.evaluation import (
+    CLIENT_TEST,
+    RoundModels,
+    RoundScores,
+    evaluated_metrics,
+    mean_score,
+)
+from fedskew.server.final_evaluation import (
+    TEST_ROWS,
+    FinalClients,
+    final_columns,
+    total_confusion,
+)
+from fedskew.server.rows_of_clients import mean_over_clients
 from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
 from fedskew.tasks.thresholds import ThresholdMetric
@@ -45,12 +57,14 @@ class EvaluatedParts:
         names: the parts of the data beside the training rows that have rows at all
         most: by part, the training rows included, the most rows that each client can have evaluated
         own_rows: how many rows each client's own model is scored on
+        held_rows: how many rows each client holds out and is scored on after the last round; None if they hold none out
         everything: whether all have the test rows of all, as in a simulation
     """
 
     names: list[str]
     most: Mapping[str, Ints]
     own_rows: Ints
+    held_rows: Ints | None
     everything: bool
 
     @classmethod
@@ -66,7 +80,13 @@ class EvaluatedParts:
                 most[name] = np.full(fed.clients, len(rows))
             else:
                 most[name] = np.bincount(rows.group, minlength=fed.clients)
-        return cls(names, most, (fed.held_out or fed.partition).sizes, everything)
+        held_rows = None
+        if fed.held_out is not None:
+            held_rows = fed.held_out.sizes
+        elif "test" in names and not everything:
+            held_rows = most["test"]
+        own_rows = (fed.held_out or fed.partition).sizes
+        return cls(names, most, own_rows, held_rows, everything)
 
     @property
     def tested(self) -> bool:
@@ -96,12 +116,20 @@ class ScoreChecks:
     """Checks what clients answer who have scored a model."""
 
     def __init__(
-        self, task: Task, metrics: tuple[str, ...], parts: EvaluatedParts, empty_sums: Sums
+        self,
+        task: Task,
+        metrics: tuple[str, ...],
+        parts: EvaluatedParts,
+        empty_sums: Sums,
+        held_out: tuple[str, ...],
     ) -> None:
         self.task = task
         self.metrics = metrics
         self.parts = parts
         self.empty_sums = empty_sums  # over no rows
+        self.held_out = (
+            held_out  # the scores on held-out rows that clients are to send after a round
+        )
 
     def checked(self, client: int, answer: Scored, asked: Asked) -> Scored:
         """Return the answer of a client that has scored a model; an error names the part that cannot be."""
@@ -111,6 +139,7 @@ class ScoreChecks:
         empty = not self.parts.own_rows[client]
         columns = own_columns(asked.own, asked.common, self.task.row_metric)
         checked_scores(answer.own, columns, self.task, empty, "scores")
+        checked_scores(answer.held_out, self.held_out, self.task, empty, "scores on held-out rows")
         if asked.own and self.parts.tested and self.parts.everything:
             names = ("loss", *self.metrics)
             checked_scores(answer.own_test, names, self.task, False, "scores on test rows")
@@ -123,6 +152,7 @@ class ScoreChecks:
     def _checked_final(self, client: int, answer: Scored, asked: Asked) -> Scored:
         tested = asked.own and self.parts.tested
         fits(answer.own, {}, "scores")
+        fits(answer.held_out, {}, "scores on held-out rows")
         fits(answer.own_test, None, "scores on test rows")
         matrix = self.empty_sums.get("confusion")
         if tested and matrix is not None:
@@ -179,7 +209,12 @@ class RemoteEvaluator:
         classes = len(fed.data.classes)
         outputs = job.x.new_zeros(0, self.task.width(classes))
         self._empty_sums = sums_over(self.task, outputs, job.y[:0], classes)
-        self._checks = ScoreChecks(self.task, metrics, self._parts, self._empty_sums)
+        self.client_parts: tuple[str, ...] = ()
+        held_out: tuple[str, ...] = ()
+        if fed.held_out is not None:
+            self.client_parts = (CLIENT_TEST,)
+            held_out = ("loss", self.task.headline(settings.metric).name)
+        self._checks = ScoreChecks(self.task, metrics, self._parts, self._empty_sums, held_out)
         self._last: dict[int, Scored] = {}
         self._scored: Tensors | None = None  # the model that the last answers are about
 
@@ -206,7 +241,17 @@ class RemoteEvaluator:
         invited = models.invited.tolist()
         for name in own_columns(own, common, self.task.row_metric):
             own_scores[name] = np.array([self._own_score(client, name) for client in invited])
-        return RoundScores(parts, own_scores)
+        return RoundScores(parts, own_scores, clients=self._client_scores())
+
+    def _client_scores(self) -> dict[str, Score]:
+        """Return the means over the clients that answer of the models that they use, on the rows that they hold out."""
+        scores: dict[str, Score] = {}
+        for part in self.client_parts:
+            scores[part] = {}
+            for name in self._checks.held_out:
+                values = [scored.held_out[name] for scored in self._last.values()]
+                scores[part][name] = mean_over_clients(np.array(values, dtype=np.float64))
+        return scores
 
     def _own_score(self, client: int, name: str) -> float:
         scored = self._last.get(client)
@@ -252,7 +297,10 @@ class RemoteEvaluator:
         table = []
         matrices = []
         for client, scored in self._last.items():
-            table.append({"client": client, "rows": int(sizes[client]), **(scored.row or {})})
+            entry: dict[str, Any] = {"client": client, "rows": int(sizes[client])}
+            if self._parts.held_rows is not None:
+                entry[TEST_ROWS] = int(self._parts.held_rows[client])
+            table.append({**entry, **(scored.row or {})})
             if scored.confusion is not None:
                 matrices.append(scored.confusion)
         return FinalClients(table, total_confusion(matrices))

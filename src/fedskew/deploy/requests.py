@@ -108,6 +108,7 @@ class Evaluate:
 class Scored:
     """Sums by part of the data, and the scores of the client's own model on its rows (``own``) and on test rows.
 
+    ``held_out`` are the loss and the headline of the model that it uses on its held-out rows, if it holds some out.
     At the end of a run also the client's row of the table of clients, and its confusion matrix.
     """
 
@@ -116,6 +117,7 @@ class Scored:
     own_test: dict[str, float] | None
     row: dict[str, Any] | None = None
     confusion: Ints | None = None
+    held_out: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

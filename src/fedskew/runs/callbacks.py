@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from fedskew.core.errors import FedskewError
 from fedskew.runs.folder import Row
 from fedskew.runs.run import Run
+from fedskew.server.evaluation import CLIENT_VALIDATION
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 
@@ -55,24 +56,37 @@ def as_callbacks(given: Any) -> list[Callback]:
     return callbacks
 
 
+def _check_shared_validation(server: Server) -> None:
+    """Refuse to watch the global model where there is none, or no rows for it."""
+    patience = server.settings.stop_after
+    if server.fed.validation is None:
+        raise FedskewError(
+            f"stop_after={patience} needs validation rows, and there are none: add validation=0.2 for the global model "
+            "or client_validation=0.2 for those that clients use, or leave it out"
+        )
+    if not server.has_common_model:
+        raise FedskewError(
+            f"stop_after={patience} needs a global model, and {server.job.shared_model}: add client_validation=0.2, or "
+            "leave it out"
+        )
+
+
 class EarlyStopping(Callback):
     """A callback that stops a run when the validation metric has not improved for ``patience`` rounds.
+
+    It is that of the models that clients use where these have validation rows of their own, and otherwise that of the
+    global model.
 
     ``rows`` are the earlier rounds of a resumed run: it stops where it would have stopped without the interruption.
     """
 
     def __init__(self, server: Server, rows: Sequence[Row]) -> None:
         self.patience = server.settings.stop_after
-        if self.patience and server.fed.validation is None:
-            raise FedskewError(
-                f"stop_after={self.patience} needs validation rows, and there are none: add validation=0.2, or "
-                "leave it out"
-            )
-        if self.patience and not server.has_common_model:
-            raise FedskewError(
-                f"stop_after={self.patience} needs a global model, and {server.job.shared_model}: leave it out"
-            )
         self.column = f"validation_{server.headline.name}"
+        if CLIENT_VALIDATION in server.evaluator.client_parts:
+            self.column = f"{CLIENT_VALIDATION}_{server.headline.name}"
+        elif self.patience:
+            _check_shared_validation(server)
         self.sign = server.headline.sign
         self.best = -float("inf")
         self.best_round = 0

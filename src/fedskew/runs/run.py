@@ -23,6 +23,7 @@ from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import FORMAT, Row, RunFolder
+from fedskew.runs.goals import GOAL, SCORE
 from fedskew.runs.run_sources import Confusion, InMemory, OnDisk
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
@@ -267,26 +268,38 @@ def run_on_disk(disk: RunFolder, summary: Row, version: int = FORMAT) -> Run:
 def said_of(summary: Row, folder: Path | None) -> str:
     """Return what a run found, in one line."""
     said = f"{summary['algorithm']} on {summary['data']}, {summary['skew']}: {summary['rounds']} rounds"
-    metric = summary.get("metric", "accuracy")
-    for column in (f"test_{metric}", f"own_test_{metric}"):
-        if f"{column}_last" in summary:
-            last, best = summary[f"{column}_last"], summary[f"{column}_best"]
-            said += f", {column} {last:.4g} last, {best:.4g} best"
-            break
+    score = _score_of(summary)
+    if score is not None:
+        said += f", {score} {summary[score]:.4g}"
     if folder:
         said += f"; {folder}"
     return said
 
 
+def _score_of(summary: Row) -> str | None:
+    """Return which entry of a summary says how good a run is; None where nothing was scored on rows of nobody's.
+
+    A summary of an older version does not say which.
+    """
+    metric = summary.get("metric", "accuracy")
+    for name in (summary.get(SCORE), f"test_{metric}_last", f"own_test_{metric}_last"):
+        if name is not None and summary.get(name) is not None:
+            return str(name)
+    return None
+
+
 def facts_of(summary: Row, folder: Path | None) -> Row:
     """Return what a person wants to know of a run first."""
     metric = summary.get("metric", "accuracy")
-    names = ["algorithm", "data", "skew", "model", "clients", "rounds"]
+    names = ["algorithm", "data", "skew", "model", "clients", "rounds", GOAL]
+    score = _score_of(summary)
+    if score is not None:
+        names.append(score)
     for part in ("test", "own_test"):
-        for which in ("last", "best", "best_round"):
-            names.append(f"{part}_{metric}_{which}")
+        names.append(f"{part}_{metric}_last")
     names += [
         f"client_{metric}_mean",
+        f"client_{metric}_row_weighted_mean",
         f"client_{metric}_worst_10_percent",
         "gini_of_client_weights",
     ]

@@ -8,7 +8,7 @@ What is said of accuracy in classification is said of the task's first metric, i
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from fedskew.engine.stacked import Stacked
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import brief
+from fedskew.runs.goals import goal_entries, usual_goal
 from fedskew.server.evaluated_rows import Score
-from fedskew.server.final_evaluation import one_class_rate
+from fedskew.server.evaluation import CLIENT_TEST, CLIENT_VALIDATION
+from fedskew.server.final_evaluation import TEST_ROWS, one_class_rate
 from fedskew.server.server import Server
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.scores import class_table
@@ -40,10 +42,17 @@ NAMES = {
     "trained_test": "clients' models after local training, test rows",
     "calibrated_test": "global model with a new head, test rows",
 }
+# Likewise, where clients hold rows out: those of the models that they use, as means over the clients
+CLIENT_NAMES = {
+    CLIENT_TEST: "the models that clients use, their held-out rows",
+    CLIENT_VALIDATION: "the models that clients use, their validation rows",
+}
 SHARED_MODEL = "shared_model"  # whether clients share a whole model: ``whole``, or why they do not
 # Set where a method makes the models that clients use by a rule of its own
 CLIENT_MODEL = "client_model"
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
+FEW_ROWS = 10  # held-out rows of a class below which a score says little about it
+MOST_CLASSES = 5  # that a warning names
 _NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
 LATE_ROUNDS = 15  # over which late oscillation is measured
 
@@ -82,13 +91,17 @@ def summarise(
     task = task or Classification()
     headline = task.headline(metric)
     summary: Row = {"rounds": len(rounds)}
-    for part in NAMES:
+    for part in (*NAMES, *CLIENT_NAMES):
         summary |= _last_and_best(rounds, part, task, headline)
+    for which in ("best", "best_round"):
+        # The best round of test rows is chosen by what it is to be judged by
+        summary.pop(f"{CLIENT_TEST}_{headline.name}_{which}", None)
     summary |= _late_oscillation(rounds, headline.name)
     if headline.sign > 0:
         summary |= _until_90_percent(rounds, "test", headline.name)
         summary |= _until_90_percent(rounds, "calibrated_test", headline.name)
     summary |= _over_clients(final, held_out, task, headline)
+    summary |= _held_out_rows(final)
     summary |= _of_own_models(final, task)
     summary["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
     summary["updates"] = _total(rounds, "clients")
@@ -197,10 +210,41 @@ def _over_clients(final: Sequence[Row], held_out: bool, task: Task, headline: He
                 means[f"client_{name}_worst_10_percent"] = signs[name] * float(lowest)
             if name == row_metric:
                 means[f"client_{name}_rows"] = _rows_of_clients(held_out)
+            if name in task.metric_names:
+                means |= _row_weighted(final, name)
+        chosen_by = _known(final, f"validation_{name}")
+        if len(chosen_by):
+            means[f"client_validation_{name}_mean"] = float(chosen_by.mean())
         shared = _known(final, f"global_{name}")
         if len(shared):
             means[f"client_{name}_of_global_model_mean"] = float(shared.mean())
     return means
+
+
+def _row_weighted(final: Sequence[Row], name: str) -> Row:
+    """Return the mean over the clients of a metric, each counting by the rows that it holds out; empty without such."""
+    weights = []
+    values = []
+    for row in final:
+        value = row.get(name)
+        if TEST_ROWS in row and value is not None and math.isfinite(value):
+            weights.append(row[TEST_ROWS])
+            values.append(value)
+    if not values:
+        return {}
+    return {f"client_{name}_row_weighted_mean": float(np.average(values, weights=weights))}
+
+
+def _held_out_rows(final: Sequence[Row]) -> Row:
+    """Return how many of the clients hold rows out, and how many rows the median of these; empty if none can."""
+    held = [row[TEST_ROWS] for row in final if TEST_ROWS in row]
+    if not held:
+        return {}
+    some = [rows for rows in held if rows]
+    entries: Row = {"client_test_clients": len(some)}
+    if some:
+        entries["client_test_rows_median"] = float(np.median(some))
+    return entries
 
 
 def _of_own_models(final: Sequence[Row], task: Task) -> Row:
@@ -234,6 +278,9 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
         facts[name] = brief(name, config[name])
     facts["clients"] = fed.clients
     facts["clients_per_round"] = server.per_round
+    facts["test_rows"] = len(fed.test)
+    if fed.validation is not None:
+        facts["validation_rows"] = len(fed.validation)
     facts["seed"] = server.settings.seed
     facts["metric"] = server.headline.name
     facts[SHARED_MODEL] = server.job.shared_model
@@ -317,7 +364,11 @@ class Ending:
             summary["test_one_class_rate"] = one_class_rate(self.confusion)
             summary["test_one_class"] = self.server.fed.data.classes[most]
         summary |= self._thresholded()
-        warned = predictions_of_one_class(summary)
+        summary |= goal_entries(usual_goal(self.server), summary)
+        scarce = held_out_of_each_class(self.server.fed)
+        if scarce:
+            summary["client_test_rarest_class"] = list(scarce[0])
+        warned = [*predictions_of_one_class(summary), *scarce_classes(scarce)]
         if warned:
             summary["warnings"] = warned
         summary["seconds"] = seconds
@@ -412,6 +463,46 @@ def predictions_of_one_class(summary: Row) -> list[str]:
         f"{who_predicts} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
         f"{summary[accuracy_name]:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
         "metric=balanced_accuracy, and try class_weights=balanced"
+    ]
+
+
+class HeldOutClass(NamedTuple):
+    """A class, its held-out rows at all clients together, and how many clients hold fewer than 10 of them out."""
+
+    name: str
+    rows: int
+    scarce_at: int
+
+
+def held_out_of_each_class(fed: Federation) -> list[HeldOutClass]:
+    """Return the classes by their held-out rows, the rarest first; empty where none are, or targets are no classes."""
+    if fed.tested_on is None or fed.data.target != "class":
+        return []
+    rows, split = fed.tested_on
+    counts = split.counts(rows.y, len(fed.data.classes))
+    total = counts.sum(axis=0)
+    scarce_at = (counts < FEW_ROWS).sum(axis=0)
+    found = []
+    for number in np.argsort(total, kind="stable").tolist():
+        name = fed.data.classes[number]
+        found.append(HeldOutClass(name, int(total[number]), int(scarce_at[number])))
+    return found
+
+
+def scarce_classes(held_out: Sequence[HeldOutClass]) -> list[str]:
+    """Return a warning for classes of which so few rows are held out that a score says little about them.
+
+    >>> scarce_classes([HeldOutClass("rare", 3, 4), HeldOutClass("common", 80, 0)])
+    ['clients hold out few rows of some classes (rare: 3): scores say little about these; raise client_test']
+    """
+    few = [f"{entry.name}: {entry.rows}" for entry in held_out if entry.rows < FEW_ROWS]
+    if not few:
+        return []
+    listed = ", ".join(few[:MOST_CLASSES])
+    if len(few) > MOST_CLASSES:
+        listed += ", …"
+    return [
+        f"clients hold out few rows of some classes ({listed}): scores say little about these; raise client_test"
     ]
 
 

@@ -28,9 +28,12 @@ from fedskew.server.evaluated_rows import (
     sizes_of,
 )
 from fedskew.server.final_evaluation import FinalClients, FinalEvaluation, confusion_of
+from fedskew.server.rows_of_clients import ClientRows
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold, ThresholdMetric, choose_threshold
 
+# Clients' own rows on which nobody trains, as the columns of their scores begin
+CLIENT_TEST, CLIENT_VALIDATION = "client_test", "client_validation"
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
 # The cheap metrics that every evaluation reports, if the task has them
 ROUND_METRICS = ("accuracy", "balanced_accuracy")
@@ -64,18 +67,22 @@ class RoundScores:
         own: the ``own_columns`` of the invited clients
         trained: the ``own_columns`` of the models right after local training, in the order of the clients' numbers
         backdoor: the share of triggered test rows that the global model takes for the target of a backdoor
+        clients: by part of clients' own rows, the means over clients of the model that each uses; see ``client_parts``
     """
 
     parts: dict[str, Score | None]
     own: dict[str, Floats]
     trained: dict[str, Floats] = field(default_factory=dict)
     backdoor: float | None = None
+    clients: dict[str, Score] = field(default_factory=dict)
 
 
 class Evaluation(Protocol):
     """What evaluates the models of a run, wherever the rows are."""
 
     names: tuple[str, ...]  # of the loss and the metrics of every evaluation
+    # The parts of clients' own rows on which nobody trains, and on which every evaluation scores the models in use
+    client_parts: tuple[str, ...]
 
     @property
     def holds_out(self) -> bool:
@@ -176,7 +183,14 @@ class Evaluator:
         self._train_rows = train_rows
         self._sampled = np.zeros(len(job.y), dtype=np.bool_)  # whether a row is one of these
         self._sampled[train_rows] = True
+        self._headline = job.task.headline(headline).name
         self._final = FinalEvaluation(fed, self.metrics, seed, self._train, self._parts.get("test"))
+        self._client_rows: dict[str, ClientRows] = {}
+        if self._final.holds_out:
+            self._client_rows[CLIENT_TEST] = self._final.scored
+        if self._final.validation is not None:
+            self._client_rows[CLIENT_VALIDATION] = self._final.validation
+        self.client_parts = tuple(self._client_rows)
         self._poison = job.algorithm.poison
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 
@@ -209,7 +223,18 @@ class Evaluator:
         backdoor = None
         if self._poison and common:
             backdoor = self._backdoor_success(common, self._poison)
-        return RoundScores(parts, own, self._trained_scores(models, trained), backdoor)
+        on_trained = self._trained_scores(models, trained)
+        return RoundScores(parts, own, on_trained, backdoor, self._client_scores(models, own))
+
+    def _client_scores(self, models: RoundModels, scored: Mapping[str, Floats]) -> dict[str, Score]:
+        """Return the scores of ``client_parts``; ``scored`` are those of the invited clients, which may be all."""
+        scores = {}
+        for part, mine in self._client_rows.items():
+            known = None
+            if models.rows is mine.split and np.array_equal(models.invited, mine.clients):
+                known = scored
+            scores[part] = mine.mean(models.common, models.own, self._headline, known)
+        return scores
 
     def _with_own_rows(self, models: RoundModels) -> tuple[dict[str, Score], dict[str, Floats]]:
         """Return ``scores`` and ``on_own_rows`` together: no row is scored twice by the global model."""
@@ -314,6 +339,13 @@ class Evaluator:
         ``state`` is the global model; None where clients share nothing, and each has its ``own``.
         """
         return self._train.own_scores(state, own, clients, split)
+
+    @torch.inference_mode()
+    def on_held_out(
+        self, state: Tensors | None, own: OwnModel | None, scored: Mapping[str, Floats]
+    ) -> Score:
+        """Return the loss and the headline of the only client on its held-out rows, given its ``on_own_rows``."""
+        return self._final.scored.mean(state, own, self._headline, scored)
 
     @property
     def holds_out(self) -> bool:

@@ -4,17 +4,15 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from fedskew.core.streams import Ints, Stream
+from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.server.evaluated_rows import EvaluatedRows, Found, OwnModel, Score, own_columns
+from fedskew.server.rows_of_clients import ClientRows, at_even_steps, scored_clients
 from fedskew.tasks.task import Task
 
-FINAL_TESTED = 200  # clients whose own models are evaluated on the whole test set
-FINAL_CLIENTS = 10_000  # clients evaluated on their own rows
+TEST_ROWS = "test_rows"  # column of the rows that a client holds out and is scored on
 RATES = ("majority_rate", "one_class_rate")  # columns of shares of rows, where targets are classes
 
 
@@ -28,6 +26,7 @@ class FinalClients(NamedTuple):
 def one_class_rate(confusion: Ints) -> float:
     """Return the largest share of the rows for which one and the same class is predicted; NaN without rows.
 
+    >>> import numpy as np
     >>> one_class_rate(np.array([[6, 0], [3, 1]]))
     0.9
     """
@@ -98,37 +97,41 @@ class FinalEvaluation:
     @property
     def holds_out(self) -> bool:
         """Return whether clients are evaluated on rows that they do not train on."""
-        return self.fed.held_out is not None or self._test_split is not None
+        return self.fed.tested_on is not None
 
     @cached_property
-    def _test_split(self) -> Partition | None:
-        """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
+    def scored(self) -> ClientRows:
+        """The rows on which the models that clients use are scored: those held out, or else their training rows."""
         fed = self.fed
-        comes_with_clients = fed.data.silos and fed.named
-        if fed.held_out is not None or not comes_with_clients or fed.test.group is None:
+        if fed.tested_on is None:
+            return self._rows_of(self.train, fed.partition)
+        _, split = fed.tested_on
+        if fed.held_out is not None:
+            return self._rows_of(self.train, split)
+        assert self.test
+        return self._rows_of(self.test, split)
+
+    @cached_property
+    def validation(self) -> ClientRows | None:
+        """The rows that clients set aside to choose numbers by, if they do."""
+        if self.fed.client_validation is None:
             return None
-        pieces = []
-        for name in fed.client_names:
-            group = fed.data.groups.index(name)
-            pieces.append(np.flatnonzero(fed.test.group == group))
-        return Partition.from_lists(pieces)
+        return self._rows_of(self.train, self.fed.client_validation)
+
+    def _rows_of(self, rows: EvaluatedRows, split: Partition) -> ClientRows:
+        return ClientRows(rows, split, scored_clients(self.fed.clients, self.seed))
 
     def clients(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
 
         The confusion matrix is the sum over the clients whose models are evaluated on the test rows.
         """
-        rows = self.train
-        split = self.fed.held_out or self.fed.partition
-        if self._test_split is not None:
-            assert self.test
-            rows = self.test
-            split = self._test_split
+        rows = self.scored.rows
+        split = self.scored.split
         table = self._table(rows, state, own, split)
         names = [name for name in self.task.metric_names if name not in table[0]]
-        step = max(1, -(-len(table) // FINAL_TESTED))  # rounded up
         matrices: list[Ints] = []
-        for entry in table[::step]:
+        for entry in table[at_even_steps(len(table))]:
             mine = split.of(entry["client"])
             if own is None:
                 assert state is not None
@@ -141,7 +144,31 @@ class FinalEvaluation:
                     entry[f"global_{name}"] = value
             if self.test:
                 self._add_on_test(entry, self.test.found(used), matrices)
+        if self.validation is not None:
+            self._add_validation(table, self.validation, state, own, names)
         return FinalClients(table, total_confusion(matrices))
+
+    def _add_validation(
+        self,
+        table: list[dict[str, Any]],
+        mine: ClientRows,
+        state: Tensors | None,
+        own: OwnModel | None,
+        names: list[str],
+    ) -> None:
+        """Add the scores of the model that each client uses on the rows that it set aside to choose numbers by."""
+        for name, values in mine.used(state, own).items():
+            for entry, value in zip(table, values.tolist(), strict=True):
+                entry[f"validation_{name}"] = value
+        for entry in table[at_even_steps(len(table))]:
+            client = entry["client"]
+            model = state
+            if own:
+                model = own(client)
+            assert model is not None
+            metrics = self._metrics_on(mine.rows, model, mine.split.of(client), names)
+            for name in names:
+                entry[f"validation_{name}"] = metrics[name]
 
     def _table(
         self,
@@ -151,14 +178,14 @@ class FinalEvaluation:
         split: Partition,
     ) -> list[dict[str, Any]]:
         """Return the rows of the table, with the scores of the clients' models on their own rows."""
-        clients = np.arange(self.fed.clients)
-        if len(clients) > FINAL_CLIENTS:
-            clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
+        clients = self.scored.clients
         found = rows.own_scores(state, own, clients, split)
         table: list[dict[str, Any]] = []
         for i, client in enumerate(clients):
             entry: dict[str, Any] = {"client": int(client)}
             entry["rows"] = int(self.fed.partition.sizes[client])
+            if self.holds_out:
+                entry[TEST_ROWS] = int(split.sizes[client])
             for name, values in found.items():
                 entry[name] = float(values[i])
             table.append(entry)

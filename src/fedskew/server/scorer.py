@@ -99,6 +99,7 @@ class Scorer:
         if self.context.settings.test_trained:
             columns |= self._trained_columns(columns, trained, scores)
         row |= self._score_columns(scores)
+        row |= self._client_score_columns(scores)
         row["bytes_down"] = int(columns["bytes_down"].values.sum()) + outcome.bytes_down
         row["bytes_up"] = int(columns["bytes_up"].values.sum()) + outcome.bytes_up
         row["simulated_seconds"] = outcome.ended - outcome.began
@@ -201,6 +202,18 @@ class Scorer:
             if scores:
                 score = scores.parts.get(part) or {}
             for name in self.evaluator.names:
+                row[f"{part}_{name}"] = score.get(name)
+        return row
+
+    def _client_score_columns(self, scores: RoundScores | None) -> Row:
+        """Return the means over clients of the models that they use, on rows that they hold out; empty as above."""
+        headline = self.context.job.task.headline(self.context.settings.metric).name
+        row: Row = {}
+        for part in self.evaluator.client_parts:
+            score: Score = {}
+            if scores:
+                score = scores.clients[part]
+            for name in ("loss", headline):
                 row[f"{part}_{name}"] = score.get(name)
         return row
 
