@@ -1,15 +1,19 @@
 """What a comparison scores is what predictions are made with: every registered method, with and without BatchNorm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedskew as fs
 from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors
+from fedskew.engine.inference import Inference
 
 WITH_BATCHNORM, WITHOUT = "tabular:hidden=8", "mlp:hidden=8"
 SINGLE = "trains on one sample at a time, and BatchNorm has no spread"
@@ -88,7 +92,8 @@ def check(
     else:
         assert table.attrs["compared_by"] == "client_accuracy_mean"
         known = [name for name, value in run.summary.items() if value is not None]
-        for name in {*known, *run.rounds, *table} - {"train_majority_rate", "test_majority_rate"}:
+        counted = {"train_majority_rate", "test_majority_rate", "test_rows"}
+        for name in {*known, *run.rounds, *table} - counted:
             assert not name.startswith(("train_", "test_", "calibrated_", "backdoor_"))
         for used in (run, opened):
             with pytest.raises(
@@ -128,3 +133,97 @@ def test_norms_and_compositions(
 ) -> None:
     found = check(fed, frames, tmp_path, spec, model, norm=norm.removeprefix("norm="))
     assert found == VARIANTS[spec, model, norm]
+
+
+# -- row by row, of both goals, in both engines ------------------------------------------------------------------------
+
+
+class Scored:
+    """Notes what the evaluation of a run makes of rows: the prediction for every row, of whichever model is scored."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        plain, stacked = Inference.outputs, Inference.stacked_outputs
+
+        def noted(
+            inference: Inference, tensors: Tensors, x: torch.Tensor, rows: torch.Tensor
+        ) -> Iterator[Any]:
+            for outputs, some in plain(inference, tensors, x, rows):
+                self._note(x[some], outputs)
+                yield outputs, some
+
+        def noted_stack(
+            inference: Inference, stack: Tensors, x: torch.Tensor, pieces: Any
+        ) -> Iterator[Any]:
+            for outputs, rows, real in stacked(inference, stack, x, pieces):
+                for model in range(len(rows)):
+                    mine = real[model]
+                    self._note(x[rows[model][mine]], outputs[model][mine])
+                yield outputs, rows, real
+
+        monkeypatch.setattr(Inference, "outputs", noted)
+        monkeypatch.setattr(Inference, "stacked_outputs", noted_stack)
+
+    def _note(self, x: torch.Tensor, outputs: torch.Tensor) -> None:
+        self.outputs.append((x.clone(), outputs.clone()))
+
+    def predictions(self, features: np.ndarray) -> list[np.ndarray]:
+        """Return, for each time that all of these rows were scored one after the other, what was predicted for them."""
+        found = []
+        wanted = torch.from_numpy(features)
+        for x, outputs in self.outputs:
+            for first in range(len(x) - len(wanted) + 1):
+                if torch.equal(x[first : first + len(wanted)], wanted):
+                    found.append(outputs[first : first + len(wanted)].argmax(1).numpy())
+        return found
+
+
+@pytest.fixture(scope="module")
+def arrays() -> fs.Federation:
+    """Return clients of arrays, whose numbers are the features: they hold rows out, and there are common test rows."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(400, 4)).astype(np.float32)
+    score = x @ [1.0, -1.0, 0.5, 0.0] + draw.normal(0, 0.7, len(x))
+    y = np.select([score < -0.7, score < 0.9], ["low", "middle"], "high")
+    return fs.split((x, y), "dirichlet:alpha=0.5", 5, client_test=0.3)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", list(algorithms))
+def test_row_by_row(
+    arrays: fs.Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    engine: str,
+) -> None:
+    """Compare the predictions that both goals are scored by with those that a user gets from the run's folder."""
+    if method == "dp":
+        pytest.importorskip("dp_accounting")
+    run = fs.train(
+        arrays, WITHOUT, method, rounds=2, batch_size=16, lr=0.05, engine=engine, device="cpu",
+        folder=tmp_path / "run",
+    )  # fmt: skip
+    opened = fs.open_run(tmp_path / "run")
+    names = np.array(arrays.data.classes, dtype=object)
+    scorer = run.server.scorer
+    with monkeypatch.context() as watched:
+        scored = Scored(watched)
+        scorer.evaluator.client_scores(scorer.common(), scorer.own())
+    accuracy = run.final_clients["accuracy"]
+    for client in range(arrays.clients):
+        mine = arrays.train.take(arrays.held_out.of(client))
+        predicted = opened.predict(mine.x, client=client)["prediction"].to_numpy()
+        (seen,) = scored.predictions(mine.x)
+        assert (names[seen] == predicted).all()
+        assert accuracy[client] == pytest.approx((predicted == names[mine.y]).mean(), abs=1e-12)
+    assert run.summary["client_accuracy_mean"] == accuracy.mean()
+    if not run.server.has_common_model:
+        return
+    with monkeypatch.context() as watched:
+        scored = Scored(watched)
+        score = scorer.all_scores()["test"]["accuracy"]
+    predicted = opened.predict(arrays.test.x)["prediction"].to_numpy()
+    (seen,) = scored.predictions(arrays.test.x)
+    assert (names[seen] == predicted).all()
+    assert score == pytest.approx((predicted == names[arrays.test.y]).mean(), abs=1e-12)

@@ -60,7 +60,7 @@ from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.clients import jobs_of
 from fedskew.server.evaluated_rows import OwnModel, Score
-from fedskew.server.evaluation import Evaluator
+from fedskew.server.evaluation import CLIENT_TEST, Evaluator
 from fedskew.server.final_evaluation import TEST_ROWS
 from fedskew.tasks.additive import Sums, sums_over
 from fedskew.tasks.task import Task
@@ -300,7 +300,7 @@ class Node:
             on_test = evaluator.mean_on_test(own, client)
         held_out: Score = {}
         if self.fed.held_out is not None:
-            held_out = evaluator.on_held_out(state, own, columns)
+            held_out = evaluator.client_scores(state, own, {CLIENT_TEST: columns})[CLIENT_TEST]
         return Scored(parts, scores, on_test, held_out=held_out)
 
     def _own_model(self, request: Evaluate) -> OwnModel | None:

@@ -224,16 +224,28 @@ class Evaluator:
         if self._poison and common:
             backdoor = self._backdoor_success(common, self._poison)
         on_trained = self._trained_scores(models, trained)
-        return RoundScores(parts, own, on_trained, backdoor, self._client_scores(models, own))
+        known: dict[str, dict[str, Floats]] = {}
+        for part, mine in self._client_rows.items():
+            if models.rows is mine.split and np.array_equal(models.invited, mine.clients):
+                known[part] = own
+        of_clients = self.client_scores(common, models.own, known)
+        return RoundScores(parts, own, on_trained, backdoor, of_clients)
 
-    def _client_scores(self, models: RoundModels, scored: Mapping[str, Floats]) -> dict[str, Score]:
-        """Return the scores of ``client_parts``; ``scored`` are those of the invited clients, which may be all."""
+    @torch.inference_mode()
+    def client_scores(
+        self,
+        state: Tensors | None,
+        own: OwnModel | None,
+        known: Mapping[str, Mapping[str, Floats]] | None = None,
+    ) -> dict[str, Score]:
+        """Return the scores of ``client_parts``: means over clients of the model that each uses, on its rows.
+
+        ``known`` are, by part, the ``own_columns`` of these clients where they were found already.
+        """
+        known = known or {}
         scores = {}
         for part, mine in self._client_rows.items():
-            known = None
-            if models.rows is mine.split and np.array_equal(models.invited, mine.clients):
-                known = scored
-            scores[part] = mine.mean(models.common, models.own, self._headline, known)
+            scores[part] = mine.mean(state, own, self._headline, known.get(part))
         return scores
 
     def _with_own_rows(self, models: RoundModels) -> tuple[dict[str, Score], dict[str, Floats]]:
@@ -339,13 +351,6 @@ class Evaluator:
         ``state`` is the global model; None where clients share nothing, and each has its ``own``.
         """
         return self._train.own_scores(state, own, clients, split)
-
-    @torch.inference_mode()
-    def on_held_out(
-        self, state: Tensors | None, own: OwnModel | None, scored: Mapping[str, Floats]
-    ) -> Score:
-        """Return the loss and the headline of the only client on its held-out rows, given its ``on_own_rows``."""
-        return self._final.scored.mean(state, own, self._headline, scored)
 
     @property
     def holds_out(self) -> bool:
