@@ -460,6 +460,23 @@ def test_help_names_every_setting(
         assert fedskew(command) == 0
 
 
+@pytest.mark.parametrize("command", ["report", "export", "predict", "measure"])
+def test_help_has_examples_on_lines_of_their_own_and_no_marks(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert fedskew(f"{command} --help") == 0
+    text = capsys.readouterr().out
+    assert "\\" not in text
+    assert [line for line in text.splitlines() if line.strip().startswith(f"fedskew {command} ")]
+
+
+def test_help_names_the_extra_that_onnx_needs(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedskew("export --help") == 0
+    assert "(needs fedskew[onnx])" in " ".join(capsys.readouterr().out.split())
+
+
 def test_no_command_shows_the_help_and_nothing_else(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

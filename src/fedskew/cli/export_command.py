@@ -28,7 +28,7 @@ def export(
         typer.Option(
             "--format",
             metavar="TEXT",
-            help="torch (torch.export) or onnx (needs fedskew\\\\[onnx])",
+            help="torch (torch.export) or onnx (needs fedskew\\[onnx])",
         ),
     ] = "torch",
     client: Annotated[
@@ -42,7 +42,7 @@ def export(
 
     It is compared with the model on made rows before it is written.
 
-    \\b
+    \b
     fedskew export runs/NAME --format torch --out model.pt2
     fedskew export runs/NAME --format onnx --out model.onnx
     """

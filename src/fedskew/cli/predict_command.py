@@ -37,7 +37,7 @@ def predict(
 
     The rows are prepared as the training rows were. A file that does not fit is refused with the name of the column.
 
-    \\b
+    \b
     fedskew predict runs/NAME new.csv --out predictions.csv
     fedskew predict runs/NAME new.csv --client hospital_D --proba
     """

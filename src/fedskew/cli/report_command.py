@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write one HTML page about a run, or about several side by side; it needs no network and no other file.
 
-    \\b
+    \b
     fedskew report runs/NAME
     fedskew report runs/A runs/B --out comparison.html
     """
