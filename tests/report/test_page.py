@@ -17,7 +17,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
-from fedskew.report.charts import heat_map, histogram, lorenz
+from fedskew.report.charts import curves, heat_map, histogram, lorenz
 from fedskew.report.page import report
 from fedskew.study.run_data import RunData
 
@@ -201,6 +201,9 @@ def test_lost_updates_and_validation(tmp_path: Path) -> None:
         ([1.0, 0.2, 0.5], True),
         ([1.0, 0.5, 0.6], False),
         ([2.0, float("nan")], True),
+        ([-1.0, -1.5, -1.4], False),
+        ([0.5, -0.2, -0.3], False),
+        ([-1.0, -1.5, -0.9], True),
     ],
 )
 def test_a_diverging_loss_is_told(tmp_path: Path, losses: list[float], told: bool) -> None:
@@ -396,3 +399,13 @@ def test_all_names_of_few_classes_are_drawn() -> None:
         "axisLabel"
     ]
     assert (short["interval"], short["rotate"]) == (0, 0)
+
+
+def test_a_curve_of_one_evaluation_is_a_point_however_many_rounds_there_are() -> None:
+    table = {
+        "round": [1, 2, 3],
+        "train_accuracy": [None, None, 0.5],
+        "test_accuracy": [0.4, None, 0.6],
+    }
+    train, test = curves(table, "accuracy", best=False)["series"]
+    assert (train["showSymbol"], test["showSymbol"]) == (True, False)

@@ -81,6 +81,15 @@ def test_rounds_to_90_percent_of_the_best_are_others() -> None:
     assert found["simulated_seconds_to_90_percent_of_best_test_accuracy"] == 2.0
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_rounds_to_90_percent_of_the_best_pass_over_nan_wherever_it_stands(place: int) -> None:
+    scores = [0.4, 0.95, 1.0]
+    scores.insert(place, float("nan"))
+    rounds = [round_of(number, score) for number, score in enumerate(scores, 1)]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds_to_90_percent_of_best_test_accuracy"] == scores.index(0.95) + 1
+
+
 def test_late_oscillation_is_over_the_last_15_rounds() -> None:
     late = [0.8 + 0.01 * (n % 4) for n in range(15)]
     rounds = [round_of(n + 1, a) for n, a in enumerate([0.1, 0.2, 0.3, *late])]

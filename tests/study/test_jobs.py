@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedskew.core.errors import FedskewError, Interrupted
-from fedskew.study.jobs import _received, in_processes
+from fedskew.study.jobs import _Pool, _received, in_processes
 
 TABLES = ("rounds.csv", "clients.csv", "model.safetensors")
 
@@ -48,6 +49,22 @@ def test_results_are_in_order_and_come_from_several_processes() -> None:
 def test_an_error_ends_all(task: int, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         in_processes(double, [1, task], 2, lambda message: None)
+
+
+def test_a_process_that_ends_before_it_is_given_a_task_is_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = _Pool._give_next
+
+    def give_to_the_dead(pool: "_Pool[int, int]", pipe: Connection) -> None:
+        process = pool.processes[pipe]
+        process.kill()
+        process.join()
+        given(pool, pipe)
+
+    monkeypatch.setattr(_Pool, "_give_next", give_to_the_dead)
+    with pytest.raises(FedskewError, match="one of the jobs ended before its run did"):
+        in_processes(double, [1, 2], 2, lambda message: None)
 
 
 def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: Path) -> None:

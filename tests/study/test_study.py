@@ -17,7 +17,7 @@ from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
 from fedskew.skew import federate as reading
 from fedskew.study import study_folder
-from fedskew.study.grid import parse_seeds
+from fedskew.study.grid import grid_of, parse_seeds
 from fedskew.study.overview import means
 from fedskew.study.study_plan import Plan, members_of
 
@@ -301,3 +301,8 @@ def test_a_damaged_list_of_runs(content: str, tmp_path: Path) -> None:
     (tmp_path / "group.json").write_text(content)
     with pytest.raises(fs.FedskewError, match=r"group\.json cannot be read"):
         study_folder.read_members(tmp_path)
+
+
+def test_an_empty_list_of_numbers_asks_for_numbers() -> None:
+    with pytest.raises(fs.FedskewError, match=r"^grid: mu = \[\] is empty: give numbers, such as"):
+        grid_of({"mu": []})

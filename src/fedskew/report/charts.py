@@ -81,13 +81,13 @@ def _line(table: int, column: str, name: str, **more: Any) -> Option:
 def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Option:
     """The metric of the global and of the clients' models, with the best round marked."""
     option = _frame("", metric, axis=True, dataset=["rounds"])
-    first = next(iter(table.values()))
-    too_few_for_a_line = len(first) - first.count(None) < 2
     option["series"] = []
     for part, title in NAMES.items():
         column = f"{part}_{metric}"
         if column in table:
             name = title.removeprefix("global model, ")
+            evaluations = len(table[column]) - table[column].count(None)
+            too_few_for_a_line = evaluations < 2
             line = _line(0, column, name, color=COLOURS[part], showSymbol=too_few_for_a_line)
             option["series"].append(line)
     if best:

@@ -169,7 +169,7 @@ def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
     values = [row[column] for row in scored]
     goals = {"last": -1.0, "best": -1.0}
     if values:
-        goals = {"last": values[-1], "best": max(values)}
+        goals = {"last": values[-1], "best": _highest(values)}
     costs: Row = {}
     for which, goal in goals.items():
         reached = None
@@ -180,6 +180,19 @@ def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
         for what, value in _spent_until(rounds, reached).items():
             costs[f"{what}_to_90_percent_of_{which}_{column}"] = value
     return costs
+
+
+def _highest(values: Sequence[float]) -> float:
+    """Return the highest number, wherever NaN stands among them; NaN if there is no other.
+
+    >>> _highest([math.nan, 0.5, 0.9]), _highest([0.5, 0.9, math.nan])
+    (0.9, 0.9)
+    """
+    highest = math.nan
+    for value in values:
+        if not highest >= value and not math.isnan(value):
+            highest = value
+    return highest
 
 
 def _spent_until(rounds: Sequence[Row], reached: Row | None) -> Row:

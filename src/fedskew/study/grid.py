@@ -63,7 +63,11 @@ def _numbers(grid: Mapping[str, Any]) -> Grid:
     """Return the numbers of a table of lists."""
     found: Grid = {}
     for name, given in grid.items():
-        numbers = several(name, given)
+        numbers = given
+        if not isinstance(given, (list, tuple)):
+            numbers = [given]
+        if not numbers:
+            raise FedskewError(f"grid: {name} = [] is empty: give numbers, such as [0, 0.01, 0.1]")
         for number in numbers:
             if not isinstance(number, (int, float)) or isinstance(number, bool):
                 raise FedskewError(
@@ -74,7 +78,7 @@ def _numbers(grid: Mapping[str, Any]) -> Grid:
 
 
 def several(name: str, given: Any) -> list[Any]:
-    """Return the choices of a setting that may be one or a list of them."""
+    """Return the choices of a setting, algorithm or skew, that may be one or a list of them."""
     if not isinstance(given, (list, tuple)):
         return [given]
     if not given:

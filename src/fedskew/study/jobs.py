@@ -6,6 +6,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -82,8 +83,10 @@ class _Pool(Generic[Task, Result]):
             self._give_next(mine)
 
     def _give_next(self, pipe: Connection) -> None:
+        """Give a process the next task; that it has ended shows when its answer is read."""
         self.doing[pipe] = self.waiting.pop()
-        pipe.send(self.tasks[self.doing[pipe]])
+        with suppress(ConnectionError):
+            pipe.send(self.tasks[self.doing[pipe]])
 
     def ended(self, pipe: Connection, kind: str, content: Any) -> None:
         """Keep the result of a task, and give its process the next one; an error of a task is raised here."""

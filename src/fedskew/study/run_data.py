@@ -1,7 +1,7 @@
 """What the page of a run needs from its folder: small tables, whatever the number of clients and rounds."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -197,8 +197,7 @@ class RunData:
                 found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
         for part in ("train", "test"):
             losses = [loss for loss in self.rounds.get(f"{part}_loss", []) if loss is not None]
-            # ``not <=`` instead of ``>``, so that a last loss of NaN counts as diverged
-            if losses and not losses[-1] <= min(losses[0], 2 * min(losses)):
+            if _diverges(losses):
                 found.append(
                     f"The loss on {part} rows diverges: {losses[-1]:.4g} after the last round, {losses[0]:.4g} after "
                     f"the first, {min(losses):.4g} at best."
@@ -214,6 +213,24 @@ class RunData:
                 "validation rows; metrics without “thresholded” use 0.5."
             )
         return found
+
+
+def _diverges(losses: Sequence[float]) -> bool:
+    """Return whether the last loss is above the first one, or above twice the best, or NaN.
+
+    Twice a loss below 0 is a better one: such losses are compared with the first alone.
+
+    >>> _diverges([1.0, 0.2, 0.5]), _diverges([-1.0, -1.5, -1.4]), _diverges([-1.0, -1.5, -0.9])
+    (True, False, True)
+    """
+    if not losses:
+        return False
+    limit = losses[0]
+    best = min(losses)
+    if best >= 0:
+        limit = min(limit, 2 * best)
+    # ``not <=`` instead of ``>``, so that a last loss of NaN counts as diverged
+    return not losses[-1] <= limit
 
 
 @dataclass(frozen=True)
