@@ -45,6 +45,7 @@ def started(silos: SilosInProcess, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "afl-cp", "fedbn", "sfl"])
+@pytest.mark.filterwarnings("ignore:.*here it is fed")
 def test_a_run_is_that_of_all_rows_in_one_place(
     started: Callable[..., Run], silos: SilosInProcess, method: str
 ):

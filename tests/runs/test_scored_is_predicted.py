@@ -109,6 +109,7 @@ def check(
 
 @pytest.mark.parametrize("model", [WITH_BATCHNORM, WITHOUT], ids=["BatchNorm", "no BatchNorm"])
 @pytest.mark.parametrize("method", list(algorithms))
+@pytest.mark.filterwarnings("ignore:.*here it is fed")
 def test_what_is_scored_is_what_predicts(
     fed: fs.Federation, frames: dict[str, pd.DataFrame], tmp_path: Path, method: str, model: str
 ) -> None:

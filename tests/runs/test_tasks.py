@@ -81,6 +81,7 @@ LOOK_AT_CLASSES = {
     ],
     ids=["numbers", "labels", "own"],
 )
+@pytest.mark.filterwarnings("ignore:.*here it is fed")
 def test_engines_agree(algorithm: str, make: Callable[[], fs.Federation], model: str, task: Any):
     settings = {
         "rounds": 2,
@@ -219,6 +220,7 @@ def test_rounds_have_the_usual_columns_and_those_asked_for():
         fs.train(classes(), "logreg", rounds=2, metrics=("rmse",), **QUIET)
 
 
+@pytest.mark.filterwarnings("ignore:.*here it is fed")
 def test_final_clients_have_all_metrics_on_their_own_rows():
     run = fs.train(classes(), "logreg", "fedbn", rounds=2, **QUIET)
     final = run.final_clients

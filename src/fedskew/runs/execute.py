@@ -3,7 +3,7 @@
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ from fedskew.runs.summary import Ending, summarise
 from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
+from fedskew.server.cautions import cautions
 from fedskew.server.makers import MakeServer, maker_for
 from fedskew.server.server import Server
 from fedskew.skew.federate import federate
@@ -87,7 +88,8 @@ def starting(
     server, by default that of the engine.
     """
     server, config = prepare(fed, model, algorithm, settings, task, make)
-    _warn_of_differences(fed)
+    _warn_once(cautions(server))
+    _warn_once(_differences(fed))
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
     server.labels.find()  # it may refuse, so before anything is written
@@ -104,13 +106,18 @@ def starting(
             return (yield from _drive(server, Checkpoints(disk), tables, config, watch))
 
 
-def _warn_of_differences(fed: Federation) -> None:
-    """Warn of differences between the data of clients, which training would not show; a process warns once of each."""
+def _differences(fed: Federation) -> list[str]:
+    """Return differences between the data of clients, which training would not show."""
     differences = fed.data.differences
     lines = list(differences[:_MOST_WARNINGS])
     more = len(differences) - _MOST_WARNINGS
     if more > 0:
         lines.append(f"{more} more differences between clients (fedskew data check)")
+    return lines
+
+
+def _warn_once(lines: Sequence[str]) -> None:
+    """Warn of what the process has not warned of before."""
     for line in lines:
         if line not in _warned:
             warnings.warn(line, stacklevel=3)
