@@ -85,6 +85,16 @@ def test_q_fedavg_by_hand(desk, engine, q: float, weights: str):
 
 
 @ENGINES
+def test_clients_of_q_fedavg_send_their_change_and_one_number(desk, engine):
+    """Check the traffic: 3 classes x 5 inputs and 3 biases, and h of Algorithm 2, 8 bytes each in double precision."""
+    _, results = desk.train("q-fedavg", engine)
+    for result in results:
+        assert [client["bytes_up"] for client in result.clients] == [8 * (3 * 5 + 3 + 1)] * 5
+        assert [client["bytes_down"] for client in result.clients] == [8 * (3 * 5 + 3)] * 5
+        assert result.round["bytes_up"] == 5 * 8 * (3 * 5 + 3 + 1)
+
+
+@ENGINES
 @pytest.mark.parametrize("spec", ["fedlc:tau=0", "fedsam:rho=0", "q-fedavg:q=0"])
 def test_without_its_idea_it_is_fedavg(desk, engine, spec: str):
     np.testing.assert_allclose(

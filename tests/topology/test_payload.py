@@ -4,11 +4,12 @@ import pytest
 
 from fedskew.core.trees import flat_names
 from fedskew.engine.loop import Loop
-from fedskew.topology.payload import bytes_up, reported, sample_payload
+from fedskew.topology.payload import bytes_up, reported, reported_bytes, sample_payload
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "scaffold", "fedbn", "feddyn", "moon", "fedga", "mfedbn", "fednova"]
+    "method",
+    ["fedavg", "scaffold", "fedbn", "feddyn", "moon", "fedga", "q-fedavg", "mfedbn", "fednova"],
 )
 def test_a_sample_has_the_names_and_shapes_of_what_clients_send(lab, method: str):
     training = lab.training(None, method, "tabular:hidden=4")
@@ -24,4 +25,6 @@ def test_a_sample_has_the_names_and_shapes_of_what_clients_send(lab, method: str
         assert value.dtype == expected[name].dtype, name
     assert set(reported(context.algorithm)) <= update.report.numbers.keys()
     size = sum(value[0].nbytes for value in sent.values())
-    assert bytes_up(context, training.state) == size + 8 * len(reported(context.algorithm))
+    sent_beside = {"fedga": 2 * 8}  # the server weighs clients by their losses
+    assert reported_bytes(context.algorithm) == sent_beside.get(method, 0)
+    assert bytes_up(context, training.state) == size + sent_beside.get(method, 0)

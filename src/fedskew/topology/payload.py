@@ -2,7 +2,7 @@
 
 import torch
 
-from fedskew.algorithms.contract import Algorithm, View
+from fedskew.algorithms.contract import Algorithm, View, overridden
 from fedskew.core.trees import Tree, without
 from fedskew.engine.job import STATE, parts
 from fedskew.topology.collector import BUFFERS
@@ -35,7 +35,7 @@ def sample_payload(context: RoundContext, state: RunState) -> Tree:
 
 
 def reported(algorithm: Algorithm) -> list[str]:
-    """Return the numbers that a method requires clients to report with their updates."""
+    """Return the numbers of clients that a method requires and the table of clients has."""
     names: list[str] = []
     for name in ("loss_before", "loss_after"):
         if name in algorithm.requires:
@@ -44,7 +44,13 @@ def reported(algorithm: Algorithm) -> list[str]:
 
 
 def reported_bytes(algorithm: Algorithm) -> int:
-    """Return the size of those numbers."""
+    """Return the size of those numbers where the server weighs clients by them.
+
+    A method without weights of its own uses them on the client alone, as q-FedAvg does: what follows from them is in
+    the payload.
+    """
+    if not overridden(algorithm, "weight"):
+        return 0
     return len(reported(algorithm)) * NUMBER
 
 
