@@ -188,6 +188,43 @@ def test_columns_unlike_those_of_the_training_rows_are_warned_of(
     assert f"in {len(usual)} rows, which count as none of the known ones ('f', 'm')" in sex
 
 
+WEIGHED = "the loss weighed classes unequally .* not calibrated"
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("classification:class_weights=balanced", True),
+        ("classification:class_weights=1+5+1", True),
+        ("classification:class_weights=2+2+2", False),
+        ("classification", False),
+    ],
+)
+def test_probabilities_after_class_weights_are_warned_of(
+    data: fs.Dataset, hospitals: Frames, tmp_path: Path, task: str, told: bool
+) -> None:
+    run = fs.train(fs.split(data), "logreg", rounds=1, task=task, folder=tmp_path / "run")
+    new = hospitals["hospital_A"]
+    for used in (run, fs.open_run(tmp_path / "run")):
+        used.predict(new)  # without probabilities, without any warning
+        if not told:
+            used.predict(new, proba=True)
+            continue
+        with pytest.warns(UserWarning, match=WEIGHED) as heard:
+            used.predict(new, proba=True)
+        assert len(heard) == 1
+        assert heard[0].filename == __file__
+        with pytest.warns(UserWarning, match=WEIGHED):
+            export_model(used, tmp_path / f"{id(used)}.pt2", "torch")
+
+
+def test_weights_of_labels_leave_probabilities_as_they_are() -> None:
+    frame = pd.DataFrame({"a": np.arange(20.0), "b": np.arange(20) % 2, "c": np.arange(20) // 10})
+    fed = fs.split(fs.load(frame, label="b+c", target="labels"), "iid", clients=2)
+    run = fs.train(fed, "logreg", rounds=1, folder=False, task="multilabel:class_weights=1+9")
+    assert "p(c)" in run.predict(frame, proba=True)
+
+
 def test_a_label_may_be_called_row(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"a": np.arange(20.0), "row": np.arange(20) % 2, "sick": np.arange(20) // 10}

@@ -26,7 +26,11 @@ def predict(
         ),
     ] = None,
     proba: Annotated[
-        bool, typer.Option("--proba", help="also write the probability of each class")
+        bool,
+        typer.Option(
+            "--proba",
+            help="also write the probability of each class; not calibrated after class weights",
+        ),
     ] = False,
     out: Annotated[
         Path | None,

@@ -26,7 +26,13 @@ from fedskew.core.writing import write_atomically
 from fedskew.data.cells import MISSING
 from fedskew.data.dataset import Features
 from fedskew.data.schema import Categories, Numeric, Pipeline, Schema
-from fedskew.inference.prediction import Trained, outputs_of, probabilities, threshold_for
+from fedskew.inference.prediction import (
+    Trained,
+    outputs_of,
+    probabilities,
+    threshold_for,
+    warn_of_class_weights,
+)
 from fedskew.models.parameters import trainable
 from fedskew.tasks.task import BuiltIn, Task
 
@@ -66,6 +72,8 @@ def export_model(
     pipeline, task = run.pipeline, run.task
     model = run.model_in_use(client).cpu().eval()
     program = _program(pipeline, model, task)
+    if program.logits:
+        warn_of_class_weights(task, stacklevel=3)
     described = {
         "inputs": _inputs(pipeline),
         "output": program.output,

@@ -68,13 +68,15 @@ def predict(
 ) -> "pd.DataFrame":
     """Return one row for each row of the data: the predicted class or number, or a column of 0 and 1 a label.
 
-    With ``proba`` there is also a column ``p(NAME)`` for each class or label. Errors begin with ``name``.
+    With ``proba`` there is also a column ``p(NAME)`` for each class or label; after training with class weights these
+    are not calibrated, of which it warns. Errors begin with ``name``.
     """
     import pandas as pd
 
     pipeline, task = run.pipeline, run.task
     if proba:
         refuse_probabilities(task)
+        warn_of_class_weights(task, stacklevel=4)
     x = features(pipeline, name, data)
     outputs = outputs_of(run.model_in_use(client), x, run.threads)
     names = pipeline.label.classes
@@ -225,6 +227,24 @@ def refuse_probabilities(task: Task) -> None:
     else:
         return
     raise FedskewError(f"probabilities: task {task.label()} {what}, and has none: leave them out")
+
+
+def warn_of_class_weights(task: Task, stacklevel: int) -> None:
+    """Warn that probabilities are not those of the rows, where the loss weighed their classes unequally.
+
+    Weights of labels, of which a row may have several, do not shift them: yes and no of a label weigh the same.
+    """
+    weights = getattr(task, "class_weights", None)
+    if weights is None or task.target != "class":
+        return
+    if not isinstance(weights, str) and min(weights) == max(weights):
+        return
+    warnings.warn(
+        "probabilities: the loss weighed classes unequally (class_weights), so they are too high for classes with a "
+        "large weight and not calibrated: order rows by them, and train without class_weights, with thresholds for "
+        "a rare class, for probabilities",
+        stacklevel=stacklevel,
+    )
 
 
 def probabilities(task: Task, outputs: Tensor) -> Tensor:

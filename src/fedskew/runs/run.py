@@ -137,7 +137,7 @@ class Run:
         Args:
             data: a data frame with the columns of the training table, or an array where the data were arrays
             client: name or number of a client, to use its own model; by default the global one
-            proba: also return the probability of each class
+            proba: also return the probability of each class, which is not calibrated after training with class weights
         """
         return predict(self, data, client, proba)
 
