@@ -396,7 +396,7 @@ def test_no_older_model_stands_in_for_the_last_one(tmp_path: Path, lost: str) ->
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
     folder = tmp_path / "run"
     run = fs.train(fed, "logreg", "ditto", rounds=3, checkpoint_every=1, folder=folder)
-    rows = fed.test.x[:20]
+    rows = np.random.default_rng(0).integers(0, 17, (20, *fed.data.shape))
     assert fs.open_run(folder).predict(rows, client=0).equals(run.predict(rows, client=0))
     last, before = (folder / "checkpoints" / f"{round:08d}.json" for round in (3, 2))
     if lost == "manifest":
@@ -419,7 +419,7 @@ def test_a_folder_that_does_not_name_its_last_checkpoint_is_read(tmp_path: Path)
     path.write_bytes(
         manifest(RunFolder(path.parent).manifest(path.name)["files"], FORMAT)
     )  # as 0.2.0 wrote it
-    rows = fed.test.x[:20]
+    rows = np.random.default_rng(0).integers(0, 17, (20, *fed.data.shape))
     assert fs.open_run(tmp_path / "run").predict(rows, client=0).equals(run.predict(rows, client=0))
     (tmp_path / "run" / "checkpoints" / "00000002.json").unlink()
     with pytest.raises(FedskewError, match="lacks the checkpoint of the last round: put it back"):

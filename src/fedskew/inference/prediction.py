@@ -18,6 +18,7 @@ from fedskew.data.readers.windows import cut_windows
 from fedskew.data.schema import Categories, Pipeline, Scaling, Schema
 from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
+from fedskew.inference.encoded_rows import refuse_encoded
 from fedskew.models.parameters import trainable
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold
@@ -140,6 +141,7 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
 
 def _features_of_arrays(pipeline: Scaling, name: str, x: NDArray[Any]) -> Features:
     pipeline.check(name, x)
+    refuse_encoded(name, pipeline, x)
     with np.errstate(over="ignore"):
         scaled = pipeline.encode(x)
     if not np.isfinite(scaled).all():
@@ -149,6 +151,7 @@ def _features_of_arrays(pipeline: Scaling, name: str, x: NDArray[Any]) -> Featur
 
 def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Features:
     pipeline.check(name, frame)
+    refuse_encoded(name, pipeline, frame)
     encoded = pipeline.encode(frame)
     if not np.isfinite(encoded).all():
         place = int(np.argmin(np.isfinite(encoded).all(axis=0)))

@@ -19,6 +19,7 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline
 from fedskew.engine.job import WHOLE
+from fedskew.inference.encoded_rows import refuse_rows_of
 from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
@@ -135,10 +136,13 @@ class Run:
         """Apply the trained model to new rows, and return the predictions with the names of the classes.
 
         Args:
-            data: a data frame with the columns of the training table, or an array where the data were arrays
+            data: a data frame with the columns of the training table, or an array where the data were arrays; raw
+                rows, not those of ``fed.test.x``, which are standardised already
             client: name or number of a client, to use its own model; by default the global one
             proba: also return the probability of each class, which is not calibrated after training with class weights
         """
+        if isinstance(self._source, InMemory):
+            refuse_rows_of(self._source.server.fed, data)
         return predict(self, data, client, proba)
 
     def model_of(self, client: "int | str") -> nn.Module:
