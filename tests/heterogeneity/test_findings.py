@@ -12,7 +12,7 @@ import fedskew as fs
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.heterogeneity import findings as module
-from fedskew.heterogeneity.contrasts import Compared, Variable, strength_of
+from fedskew.heterogeneity.contrasts import Compared, Variable, in_units, strength_of
 from fedskew.heterogeneity.effects import Sample, cramers_v_interval, hedges_g
 from fedskew.heterogeneity.findings import Findings
 from fedskew.heterogeneity.two_sample import clients_to_test
@@ -290,3 +290,31 @@ def test_a_variable_divided_among_clients_by_hand():
 
 def test_without_being_asked_nothing_is_examined():
     assert fs.measure(fs.split(fs.load("digits"), "iid", clients=3)).findings is None
+
+
+def test_values_are_those_of_the_file():
+    """Check that cholesterol 0, which stands for a missing one, is printed as 0, and 0.3 as 0.3."""
+    draw = np.random.default_rng(0)
+    frames = {}
+    for name in "abc":
+        frame = pd.DataFrame({"cholesterol": draw.normal(245, 55, 200).round()})
+        frame["oldpeak"] = draw.choice([0.0, 0.3, 1.4, 2.6], 200)
+        frame["ill"] = draw.choice(["no", "yes"], 200)
+        frames[name] = frame
+    frames["c"]["cholesterol"] = 0.0
+    frames["c"]["oldpeak"] = 0.3
+    found = found_in(frames)
+    first = found.columns[0]
+    assert (first.column, found.names[first.client], first.here) == ("cholesterol", "c", 0.0)
+    oldpeak = {one.column: one for one in found.clients[2].columns}["oldpeak"]
+    assert oldpeak.here == 0.3
+    assert "cholesterol of c is lower (median 0 against 2" in found.verdict[2]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_numbers_of_many_digits_keep_those_that_single_precision_has(scale: float):
+    values = scale * np.random.default_rng(0).normal(3, 1, 1000)
+    mean, deviation = float(values.mean()), float(values.std())
+    standardised = ((values - mean) / deviation).astype(np.float32)
+    found = in_units(standardised, mean, deviation)
+    np.testing.assert_allclose(found, values, rtol=0, atol=2e-6 * deviation)

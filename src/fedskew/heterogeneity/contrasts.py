@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedskew.core.streams import Floats, Ints, Stream
-from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Categories, Numeric, Pipeline, Scaling, Schema
@@ -272,12 +272,30 @@ def _of_schema(
         part = slice(starts[place], starts[place + 1])
         x = rows.x[partition.rows, part]
         if isinstance(column, Numeric):
-            yield Variable(column.name, x[:, 0].astype(np.float64) * column.deviation + column.mean)
+            values = in_units(x[:, 0], column.mean, column.deviation)
+            yield Variable(column.name, values)
         else:
             assert isinstance(column, Categories)
             titles = tuple(feature.removeprefix(f"{column.name}=") for feature in column.features)
             code = np.where(x.any(1), x.argmax(1), len(titles))  # a row may have none of them
             yield Variable(column.name, code.astype(np.float64), (*titles, "none of these"))
+
+
+def in_units(x: Features, mean: float, deviation: float) -> Floats:
+    """Return standardised numbers in the units of their column, without the digits that single precision makes up.
+
+    >>> standardised = ((np.array([0.0, 212.5]) - 198.8) / 109.4).astype(np.float32)
+    >>> in_units(standardised, 198.8, 109.4).tolist()
+    [0.0, 212.5]
+    """
+    apart = x.astype(np.float64) * deviation
+    values = apart + mean
+    largest = float(np.abs(apart).max(initial=0.0))
+    if (mean, deviation) == (0.0, 1.0) or not largest:
+        return values
+    error = largest * float(np.finfo(np.float32).eps)
+    rounded = np.round(values, -math.ceil(math.log10(error)))
+    return rounded + 0.0  # which makes 0 of -0
 
 
 def _of_entry(
@@ -296,7 +314,7 @@ def _of_entry(
     if entry < len(names):
         name = names[entry]
     if x.ndim == 1:
-        yield Variable(name, x.astype(np.float64) / factor + offset)
+        yield Variable(name, in_units(x, offset, 1 / factor))
         return
     values = x.reshape(len(x), -1)
     yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64) / factor + offset)
