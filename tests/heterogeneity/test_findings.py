@@ -318,3 +318,62 @@ def test_numbers_of_many_digits_keep_those_that_single_precision_has(scale: floa
     standardised = ((values - mean) / deviation).astype(np.float32)
     found = in_units(standardised, mean, deviation)
     np.testing.assert_allclose(found, values, rtol=0, atol=2e-6 * deviation)
+
+
+def test_a_column_that_a_client_lacks_is_missing_and_no_shift():
+    found = found_in(sites(c=lambda table: table.drop(columns="dose")))
+    # And no feature shift: by the filled entries, the AUC was 1.00
+    assert found.verdict[0] == "verdict: missing entries that differ"
+    assert found.verdict[2] == "features: no clear difference in any of 3 columns"
+    assert found.verdict[3] == "missing: dose of c in 100.0% of the rows against 0.0%"
+    lacking = found.clients[2]
+    assert "dose" not in [one.column for one in lacking.columns]
+    assert lacking.missing == {"dose": lacking.rows}
+    for one in found.clients:
+        assert one.surely < 0.5
+    dose = {one.column: one for one in found.columns}["dose"]
+    assert found.names[dose.client] in ("a", "b")
+    assert found.as_dict()["by_missing"][0]["here"] == 1.0
+
+
+def gappy(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table in which every other dose is missing: the even rows."""
+    return table.assign(dose=table["dose"].where(np.arange(len(table)) % 2 == 1))
+
+
+def test_a_column_is_compared_by_the_entries_that_are_there():
+    frames = sites(a=gappy)
+    fed = fs.split(fs.load(dict(frames), label="ill", test=0.01))
+    found = fs.measure(fed, each=True).findings
+    assert found is not None
+    doses = []
+    for client in range(3):
+        rows = fed.partition.of(client)
+        numbers = fed.train.x[rows, fed.data.features.index("dose")].astype(np.float64)
+        gaps = fed.train.gaps
+        assert gaps is not None
+        doses.append(numbers[~gaps[rows, 1]])
+    assert len(doses[0]) == pytest.approx(len(doses[1]) / 2, abs=4)
+    others = Sample.of(np.concatenate(doses[1:]))
+    wanted = hedges_g(Sample.of(doses[0]), others)
+    dose = {one.column: one for one in found.clients[0].columns}["dose"]
+    assert (dose.effect, dose.low, dose.high) == pytest.approx(wanted, abs=1e-5)
+    assert dose.here == pytest.approx(frames["a"]["dose"].median(), rel=0.02)
+    (missing,) = found.gaps
+    assert missing.category == "missing"
+    assert missing.here == pytest.approx(0.5, abs=0.01)
+    assert missing.others == 0.0
+    assert "missing: dose of a in" in "\n".join(found.verdict)
+
+
+def test_gaps_go_with_their_rows():
+    frames = sites(b=gappy)
+    data = fs.load(dict(frames), label="ill", test=0.2, validation=0.2)
+    for rows in (data.train, data.test, data.validation):
+        assert rows is not None
+        assert rows.gaps is not None
+        filled = rows.x[rows.gaps[:, 1], 1]
+        assert len(np.unique(filled)) == 1
+        assert set(rows.group[rows.gaps[:, 1]].tolist()) == {1}
+        taken = rows.take(np.arange(len(rows))[::-3])
+        np.testing.assert_array_equal(taken.gaps, rows.gaps[::-3])

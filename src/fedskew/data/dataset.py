@@ -12,7 +12,7 @@ from fedskew.core.registry import Registry, is_utf8
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.fitting import Description
 from fedskew.data.schema import Features as Features
-from fedskew.data.schema import Label, Pipeline, Scaling
+from fedskew.data.schema import Gaps, Label, Pipeline, Scaling
 from fedskew.data.targets import (
     DEFAULT_BINS,
     Bins,
@@ -39,6 +39,9 @@ class Rows:
     skews compare variances in the units of the file. None: features are in these units.
 
     ``bins`` stand in for classes wherever clients are to differ in their labels, where the targets are no classes.
+
+    ``gaps`` says of every row and column of a table whether the entry was missing and is filled in. None: nothing
+    was, or it is not known.
     """
 
     x: Features
@@ -47,6 +50,7 @@ class Rows:
     series: Ints | None = None
     unit: Floats | None = None
     bins: Bins | None = None
+    gaps: Gaps | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -95,14 +99,16 @@ class Rows:
 
     def take(self, index: Ints) -> "Rows":
         """Return the rows at these positions, in this order."""
-        group = series = bins = None
+        group = series = bins = gaps = None
         if self.group is not None:
             group = self.group[index]
         if self.series is not None:
             series = self.series[index]
         if self.bins is not None:
             bins = self.bins.take(index)
-        return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
+        if self.gaps is not None:
+            gaps = self.gaps[index]
+        return Rows(self.x[index], self.y[index], group, series, self.unit, bins, gaps)
 
     @staticmethod
     def joined(parts: "Sequence[Rows]") -> "Rows":
@@ -112,9 +118,24 @@ class Rows:
         x = np.concatenate([part.x for part in parts])
         y = np.concatenate([part.y for part in parts])
         groups = [part.group for part in parts if part.group is not None]
+        gaps = _joined_gaps(parts)
         if len(groups) < len(parts):
-            return Rows(x, y)
-        return Rows(x, y, np.concatenate(groups))
+            return Rows(x, y, gaps=gaps)
+        return Rows(x, y, np.concatenate(groups), gaps=gaps)
+
+
+def _joined_gaps(parts: Sequence[Rows]) -> Gaps | None:
+    """Return the gaps of all parts, in their order; None if no part has any."""
+    found: Gaps | None = None
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        if part.gaps is not None:
+            if found is None:
+                found = np.zeros((sum(map(len, parts)), part.gaps.shape[1]), dtype=np.bool_)
+            found[start:end] = part.gaps
+        start = end
+    return found
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedskew.data.cells import Column, Frame
 
 Features: TypeAlias = NDArray[np.float32]
+Gaps: TypeAlias = NDArray[np.bool_]
 FORMAT = 1  # of a schema in a file
 FAR = 10.0  # deviations from the mean, where the median of a new column is suspicious
 _CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
@@ -59,9 +60,11 @@ class Numeric:
         """Return what 1 in its feature is in the column."""
         return np.array([self.deviation])
 
-    def missing(self, frame: "Frame") -> int:
-        """Return the number of missing entries."""
-        return int(np.isnan(finite(frame[self.name])).sum())
+    def gaps(self, frame: "Frame") -> Gaps:
+        """Return which entries are missing: all, where the table lacks the column."""
+        if self.name not in frame.columns:
+            return np.ones(len(frame), dtype=np.bool_)
+        return np.isnan(finite(frame[self.name]))
 
     def write(self, frame: "Frame", x: Features) -> None:
         """Write its values into its column of ``x``."""
@@ -119,9 +122,11 @@ class Categories:
         """Return ones: the features are indicators."""
         return np.ones(len(self.features))
 
-    def missing(self, frame: "Frame") -> int:
-        """Return the number of missing entries."""
-        return int(frame[self.name].isna().sum())
+    def gaps(self, frame: "Frame") -> Gaps:
+        """Return which entries are missing: all, where the table lacks the column."""
+        if self.name not in frame.columns:
+            return np.ones(len(frame), dtype=np.bool_)
+        return np.asarray(frame[self.name].isna(), dtype=np.bool_)
 
     def write(self, frame: "Frame", x: Features) -> None:
         """Write ones into its columns of ``x``."""
@@ -230,6 +235,15 @@ class Schema:
             column.write(frame, x[:, start:end])
             start = end
         return x
+
+    def gaps(self, frame: "Frame") -> Gaps | None:
+        """Return which entries of a table are missing, row by column; None if there is none."""
+        found: Gaps = np.zeros((len(frame), len(self.columns)), dtype=np.bool_)
+        for place, column in enumerate(self.columns):
+            found[:, place] = column.gaps(frame)
+        if found.any():
+            return found
+        return None
 
     def check(self, name: str, frame: "Frame") -> None:
         """Raise an error, with the name of the column, for a new table that does not fit."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.cells import MISSING
 from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
@@ -104,7 +105,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Variable:
-    """A column of all rows, which are in the order of their clients: numbers, or the numbers of named categories."""
+    """A column of all rows, which are in the order of their clients: numbers, or the numbers of named categories.
+
+    Missing entries are NaN.
+    """
 
     name: str
     values: Floats
@@ -119,12 +123,27 @@ class Variable:
 
 
 class Compared:
-    """A variable, divided among clients: the effect of each, and everything about one of them."""
+    """A variable, divided among clients: the effect of each, and everything about one of them.
+
+    Entries that are missing are left out.
+    """
 
     def __init__(self, variable: Variable, offsets: Ints, clients: Ints) -> None:
+        there = ~np.isnan(variable.values)
         self.variable = variable
         self.offsets = offsets
         self.clients = clients
+        self.has_gaps = not there.all()
+        if self.has_gaps:
+            self.variable = replace(variable, values=variable.values[there])
+            self.offsets = np.concatenate([[0], np.cumsum(there)])[offsets]
+
+    def is_compared(self, client: int) -> bool:
+        """Return whether there is something to compare: entries of the client, and entries of others."""
+        if not self.has_gaps:
+            return True
+        own = int(self.offsets[client + 1] - self.offsets[client])
+        return 0 < own < int(self.offsets[-1])
 
     def _mine(self, client: int) -> slice:
         return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
@@ -159,7 +178,7 @@ class Compared:
 
     @cached_property
     def _centre(self) -> float:
-        return float(self.variable.values.mean())
+        return Sample.of(self.variable.values).mean
 
     @cached_property
     def _samples(self) -> dict[int, Sample]:
@@ -219,10 +238,14 @@ class Compared:
         values = self.variable.values
         own = self._mine(client)
         others_values = np.concatenate([values[: own.start], values[own.stop :]])
-        middle = math.nan
-        if len(others_values):
-            middle = float(np.median(others_values))
-        return Contrast(*common, float(np.median(values[own])), middle, self._factor(client))
+        return Contrast(*common, _median(values[own]), _median(others_values), self._factor(client))
+
+
+def _median(values: Floats) -> float:
+    """Return the median; NaN of no numbers."""
+    if not len(values):
+        return math.nan
+    return float(np.median(values))
 
 
 def _quartiles(values: Floats) -> tuple[float, float, float]:
@@ -273,12 +296,32 @@ def _of_schema(
         x = rows.x[partition.rows, part]
         if isinstance(column, Numeric):
             values = in_units(x[:, 0], column.mean, column.deviation)
-            yield Variable(column.name, values)
+            yield Variable(column.name, _with_gaps(values, rows, partition, place))
         else:
             assert isinstance(column, Categories)
             titles = tuple(feature.removeprefix(f"{column.name}=") for feature in column.features)
             code = np.where(x.any(1), x.argmax(1), len(titles))  # a row may have none of them
-            yield Variable(column.name, code.astype(np.float64), (*titles, "none of these"))
+            values = _with_gaps(code.astype(np.float64), rows, partition, place)
+            yield Variable(column.name, values, (*titles, "none of these"))
+
+
+def _with_gaps(values: Floats, rows: Rows, partition: Partition, place: int) -> Floats:
+    """Return the values of a column, with NaN for entries that were filled in."""
+    if rows.gaps is None:
+        return values
+    return np.where(rows.gaps[partition.rows, place], np.nan, values)
+
+
+def gap_variables(rows: Rows, partition: Partition, data: Dataset | None) -> list[Variable]:
+    """Return for each column of a table with missing entries which these are."""
+    if rows.gaps is None or data is None or not isinstance(data.schema, Schema):
+        return []
+    variables = []
+    for place, column in enumerate(data.schema.columns):
+        there = ~rows.gaps[partition.rows, place]
+        if not there.all():
+            variables.append(Variable(column.name, there.astype(np.float64), (MISSING, "there")))
+    return variables
 
 
 def in_units(x: Features, mean: float, deviation: float) -> Floats:

@@ -39,6 +39,8 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, values: Floats) -> "Sample":
         """Return what describes these numbers."""
+        if not len(values):
+            return cls(0, 0.0, 0.0)
         mean = float(values.mean())
         return cls(len(values), mean, float(np.square(values - mean).sum()))
 

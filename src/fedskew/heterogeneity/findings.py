@@ -12,6 +12,7 @@ from fedskew.heterogeneity.contrasts import (
     Compared,
     Contrast,
     Variable,
+    gap_variables,
     label_variables,
     variables_of,
 )
@@ -80,7 +81,8 @@ class ClientFindings:
 class Findings:
     """All clients, every column at the client in which it differs most, and the verdict in sentences.
 
-    ``label_v`` is Cramér's V of all clients and classes, with its interval; None where targets are no classes.
+    Columns are compared by the entries that are there; ``gaps`` are about those that are missing, of every column with
+    some. ``label_v`` is Cramér's V of all clients and classes, with its interval; None where targets are no classes.
     """
 
     names: tuple[str, ...]
@@ -88,6 +90,7 @@ class Findings:
     columns: tuple[Contrast, ...]
     label_v: Effect | None
     verdict: tuple[str, ...]
+    gaps: tuple[Contrast, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -100,6 +103,7 @@ class Findings:
             "label_v": label_v,
             "by_client": [one.as_dict(self.names) for one in self.clients],
             "by_column": [one.as_dict(self.names) for one in self.columns],
+            "by_missing": [one.as_dict(self.names) for one in self.gaps],
         }
 
     def __str__(self) -> str:
@@ -126,11 +130,16 @@ def examine(
     for place in range(len(examination.chosen)):
         clients.append(examination.of_client(place, missing))
     columns = examination.by_column()
+    gaps = examination.by_missing()
     label_v = None
     if study.classes:
         label_v = cramers_v_interval(examination.counts)
-    verdict = verdict_of(study.partition.sizes, names, clients, columns, label_v, given_features)
-    return Findings(tuple(names), tuple(clients), tuple(columns), label_v, tuple(verdict))
+    verdict = verdict_of(
+        study.partition.sizes, names, clients, columns, gaps, label_v, given_features
+    )
+    return Findings(
+        tuple(names), tuple(clients), tuple(columns), label_v, tuple(verdict), tuple(gaps)
+    )
 
 
 class _Examination:
@@ -148,8 +157,10 @@ class _Examination:
         self.columns = self._compared(
             variables_of(study.rows, partition, study.data, most, study.options.seed)
         )
+        self.gaps = self._compared(gap_variables(study.rows, partition, study.data))
         self.aucs = self._two_sample_aucs()
-        effects = len(self.chosen) * (len(self.columns) + len(self.targets)) + len(self.aucs)
+        variables = len(self.columns) + len(self.targets) + len(self.gaps)
+        effects = len(self.chosen) * variables + len(self.aucs)
         # The level of each interval, so that all of them hold at once
         self.sure = 1 - (1 - LEVEL) / max(effects, 1)
         sizes = np.array([one.sizes for one in self.columns])
@@ -175,7 +186,9 @@ class _Examination:
         stream = Stream(self.study.options.seed, "measure two-sample")
         aucs = {}
         for client in clients_to_test(self.chosen, partition.sizes).tolist():
-            aucs[client] = two_sample_auc(columns, partition.offsets, client, stream)
+            aucs[client] = two_sample_auc(
+                columns, partition.offsets, client, stream, self.study.gaps
+            )
         return aucs
 
     def of_client(self, place: int, missing: Mapping[str, Mapping[str, int]]) -> ClientFindings:
@@ -186,7 +199,10 @@ class _Examination:
         labels = [one.contrast(client, self.sure) for one in self.targets]
         most = max(10, MOST_CONTRASTS // len(self.chosen))
         largest = np.argsort(-self.sizes[:, place], kind="stable")[:most]
-        columns = [self.columns[column].contrast(client, self.sure) for column in largest]
+        columns = []
+        for column in largest:
+            if self.columns[column].is_compared(client):
+                columns.append(self.columns[column].contrast(client, self.sure))
         auc = None
         surely = 0.5
         if client in self.aucs:
@@ -200,7 +216,7 @@ class _Examination:
             absent=_absent(label_names, counts, self.total - counts),
             label=max(labels, key=attrgetter("size"), default=None),
             columns=tuple(columns),
-            missing=missing.get(self.names[client], {}),
+            missing=self._missing_of(client) or missing.get(self.names[client], {}),
             auc=auc,
             surely=surely,
         )
@@ -210,9 +226,30 @@ class _Examination:
         contrasts = []
         for column, sizes in zip(self.columns, self.sizes, strict=True):
             client = int(self.chosen[np.argmax(sizes)])
-            contrasts.append(column.contrast(client, self.sure))
+            if column.is_compared(client):
+                contrasts.append(column.contrast(client, self.sure))
         contrasts.sort(key=lambda one: (one.factor is None or one.strength == "no", -one.size))
         return contrasts
+
+    def by_missing(self) -> list[Contrast]:
+        """Return each column with missing entries at the client in which their share differs most, by size."""
+        contrasts = []
+        for column in self.gaps:
+            client = int(self.chosen[np.argmax(column.sizes)])
+            contrasts.append(column.contrast(client, self.sure))
+        contrasts.sort(key=lambda one: -one.size)
+        return contrasts
+
+    def _missing_of(self, client: int) -> dict[str, int]:
+        """Return how many entries of its columns a client lacks."""
+        offsets = self.study.partition.offsets
+        own = slice(int(offsets[client]), int(offsets[client + 1]))
+        found = {}
+        for column in self.gaps:
+            there = column.variable.values[own]
+            if not there.all():
+                found[column.variable.name] = int(len(there) - there.sum())
+        return found
 
 
 def _shares(counts: Ints) -> list[float]:

@@ -32,17 +32,23 @@ def verdict_of(
     names: Sequence[str],
     clients: "Sequence[ClientFindings]",
     columns: Sequence[Contrast],
+    gaps: Sequence[Contrast],
     label_v: Effect | None,
     given_features: tuple[float, float],
 ) -> list[str]:
-    """Return a sentence about the kind of skew, and one each about labels, features, a classifier and sizes."""
+    """Return a sentence about the kind of skew, and one each about labels, features, gaps, a classifier and sizes."""
     labels = _of_labels(clients, label_v)
     features = _of_features(names, columns)
     told = _of_classifier(clients)
     explained = labels.found or features.found or told.found
     concept = _of_concept(given_features, explained)
+    missing = _of_gaps(names, gaps)
     kinds = _kinds(labels, features, told, concept)
+    if missing:
+        kinds.append("missing entries that differ")
     sentences = [_whole(kinds, sizes, len(clients)), labels.sentence, features.sentence]
+    if missing:
+        sentences.append(missing)
     if told.found and labels.found:
         sentences.append(f"{told.sentence} (a skew of labels shows there too)")
     elif told.sentence:
@@ -155,6 +161,22 @@ def _of_features(names: Sequence[str], columns: Sequence[Contrast]) -> _Judged:
         said.append(f"{len(clear) - _NAMED} more columns differ")
     strength = _strongest(clear)
     return _Judged(strength, f"features: {strength} shift: {'; '.join(said)}")
+
+
+def _of_gaps(names: Sequence[str], gaps: Sequence[Contrast]) -> str:
+    """Return where entries are missing more or less often than elsewhere; nothing if not clearly."""
+    said = []
+    for one in gaps:
+        if one.strength != "no":
+            said.append(
+                f"{one.column} of {names[one.client]} in {one.here:.1%} of the rows against {one.others:.1%}"
+            )
+    if not said:
+        return ""
+    sentence = f"missing: {'; '.join(said[:_NAMED])}"
+    if len(said) > _NAMED:
+        sentence += f"; {len(said) - _NAMED} more columns"
+    return sentence
 
 
 def _of_classifier(clients: "Sequence[ClientFindings]") -> _Judged:

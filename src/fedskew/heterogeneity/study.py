@@ -12,7 +12,9 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.schema import Schema
 from fedskew.heterogeneity.coded import Coded, Columns, code_labels
+from fedskew.heterogeneity.gaps import TableGaps
 from fedskew.heterogeneity.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
 
 _VALUES_AT_ONCE = 1 << 22
@@ -87,6 +89,18 @@ class Study:
         else:
             chosen = varying[np.sort(stream.sample(len(varying), wanted))]
         return Columns(x, self.partition.rows, chosen, len(varying), low[chosen], high[chosen])
+
+    @cached_property
+    def gaps(self) -> TableGaps | None:
+        """Return which entries of a table are filled in; None where none is, or where it is not known."""
+        if self.rows.gaps is None or self.data is None:
+            return None
+        if not isinstance(self.data.schema, Schema):
+            return None
+        widths = [len(column.features) for column in self.data.schema.columns]
+        return TableGaps(
+            self.rows.gaps[self.partition.rows], np.repeat(np.arange(len(widths)), widths)
+        )
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.heterogeneity.coded import Columns
+from fedskew.heterogeneity.gaps import TableGaps
 from fedskew.tasks.scores import auc
 
 FOLDS = 5
@@ -22,12 +23,14 @@ def clients_to_test(clients: Ints, sizes: Ints) -> Ints:
 
 
 def two_sample_auc(
-    columns: Columns, offsets: Ints, client: int, stream: Stream
+    columns: Columns, offsets: Ints, client: int, stream: Stream, gaps: TableGaps | None = None
 ) -> tuple[float, int, int]:
     """Return the AUC with which extremely randomised trees tell a client's rows from those of all others.
 
     Every row is scored by trees that were grown without its fold of five. 0.5 is chance; 1 is a client whose every row
-    can be told from the others' by its features. It comes with the number of rows of either kind.
+    can be told from the others' by its features. It comes with the number of rows of either kind. Entries that are
+    filled in are drawn anew from those that are there, and a column that one kind lacks is not looked at; if that
+    leaves none, the AUC is 0.5.
     """
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.model_selection import StratifiedKFold
@@ -37,8 +40,16 @@ def two_sample_auc(
     others = np.concatenate([np.arange(begin), np.arange(end, int(offsets[-1]))])
     mine = _some(np.arange(begin, end), MOST_ROWS, substream(stream, client, 0))
     rest = _some(others, MOST_ROWS, substream(stream, client, 1))
-    chosen = _some(np.arange(len(columns.chosen)), MOST_FEATURES, substream(stream, client, 2))
-    x = columns.scaled(chosen, np.concatenate([mine, rest])).T.astype(np.float32)
+    known = np.arange(len(columns.chosen))
+    if gaps is not None:
+        known = gaps.known(columns.chosen, mine, rest)
+    if not len(known):
+        return 0.5, len(mine), len(rest)
+    chosen = _some(known, MOST_FEATURES, substream(stream, client, 2))
+    rows = np.concatenate([mine, rest])
+    x = columns.scaled(chosen, rows).T.astype(np.float32)
+    if gaps is not None:
+        x = gaps.redrawn(x, columns.chosen[chosen], rows, substream(stream, client, 4))
     positive = np.arange(len(x)) < len(mine)
     seed = int(substream(stream, client, 3).sample(2**31 - 1, 1)[0])
     scores: Floats = np.empty(len(x))

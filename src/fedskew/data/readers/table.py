@@ -209,7 +209,8 @@ class Parted:
             schema.check(f"{self.where}: the test table", frame)
         whole = []
         for frame, group in zip(self.frames, groups, strict=True):
-            whole.append(Rows(schema.encode(frame), schema.label.encode(self.where, frame), group))
+            y = schema.label.encode(self.where, frame)
+            whole.append(Rows(schema.encode(frame), y, group, gaps=schema.gaps(frame)))
         rows = {"train": whole[0].take(self.kept)}
         if self.tested is not None:
             rows["test"] = whole[0].take(self.tested)
@@ -334,7 +335,7 @@ def _missing(schema: Schema, frames: "Sequence[Frame]") -> dict[str, int]:
         count = 0
         for frame in frames:
             if column.name in frame.columns:
-                count += column.missing(frame)
+                count += int(column.gaps(frame).sum())
         if count:
             missing[column.name] = count
     return missing
