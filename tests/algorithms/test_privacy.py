@@ -212,7 +212,9 @@ def test_without_dp_accounting_the_error_says_what_to_install(
 @pytest.mark.usefixtures("accounting")
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, engine: str):
-    usual = {"rounds": 4, "per_round": 3, "engine": engine, "checkpoint_every": 1, "device": "cpu"}
+    usual = {
+        "rounds": 4, "per_round": 3, "engine": engine, "checkpoint_every": 1, "device": "cpu", "weights": "uniform",
+    }  # fmt: skip
     whole = fs.train(
         desk.federation(), "logreg", "fedavg + dp:noise=0.5", folder=tmp_path / "whole", **usual
     )

@@ -47,7 +47,7 @@ from fedskew.runs.runner import (
     resumable,
     run_rounds,
 )
-from fedskew.runs.summary import Ending, summarise
+from fedskew.runs.summary import Ending, data_warnings, summarise
 from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
@@ -58,7 +58,6 @@ from fedskew.skew.federate import federate
 from fedskew.tasks.task import BY_TARGET, Task, task_for, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 
-_MOST_WARNINGS = 20  # about differences between clients
 _warned: set[str] = set()  # the warnings that this process has given
 PARTITION_SETTINGS = (
     "data",
@@ -89,7 +88,7 @@ def starting(
     """
     server, config = prepare(fed, model, algorithm, settings, task, make)
     _warn_once(cautions(server))
-    _warn_once(_differences(fed))
+    _warn_once(data_warnings(fed))
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
     server.labels.find()  # it may refuse, so before anything is written
@@ -104,16 +103,6 @@ def starting(
         disk = _create(place, config, server)
         with locked(disk.path):
             return (yield from _drive(server, Checkpoints(disk), tables, config, watch))
-
-
-def _differences(fed: Federation) -> list[str]:
-    """Return differences between the data of clients, which training would not show."""
-    differences = fed.data.differences
-    lines = list(differences[:_MOST_WARNINGS])
-    more = len(differences) - _MOST_WARNINGS
-    if more > 0:
-        lines.append(f"{more} more differences between clients (fedskew data check)")
-    return lines
 
 
 def _warn_once(lines: Sequence[str]) -> None:

@@ -467,6 +467,8 @@ class RunFolder:
             content: Row = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
             raise FedskewError(f"{self.path / name} cannot be read: {problem}") from None
+        if not isinstance(content, dict):
+            raise FedskewError(f"{self.path / name} cannot be read: it holds no table of values")
         return content
 
 

@@ -22,6 +22,7 @@ from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_me
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import brief
 from fedskew.runs.goals import goal_entries, usual_goal
+from fedskew.server.cautions import cautions
 from fedskew.server.evaluated_rows import Score
 from fedskew.server.evaluation import CLIENT_TEST, CLIENT_VALIDATION
 from fedskew.server.final_evaluation import TEST_ROWS, one_class_rate
@@ -54,6 +55,7 @@ ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict o
 FEW_ROWS = 10  # held-out rows of a class below which a score says little about it
 MOST_CLASSES = 5  # that a warning names
 _NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
+_MOST_WARNINGS = 20  # about differences between clients
 LATE_ROUNDS = 15  # over which late oscillation is measured
 
 
@@ -381,9 +383,16 @@ class Ending:
         scarce = held_out_of_each_class(self.server.fed)
         if scarce:
             summary["client_test_rarest_class"] = list(scarce[0])
-        warned = [*predictions_of_one_class(summary), *scarce_classes(scarce)]
+        warned = [
+            *cautions(self.server),
+            *predictions_of_one_class(summary),
+            *scarce_classes(scarce),
+        ]
         if warned:
             summary["warnings"] = warned
+        about_data = data_warnings(self.server.fed)
+        if about_data:
+            summary["data_warnings"] = about_data
         summary["seconds"] = seconds
         engine = self.server.engine
         if isinstance(engine, Stacked) and engine.not_captured:
@@ -457,6 +466,16 @@ def _client_classes_file(fed: Federation) -> bytes:
     names = [fed.client_names[client] for client in clients]
     counts = columns.counts(fed.partition, clients)
     return on_disk.counts_to_csv(f"client/{columns.title}", names, columns.names, counts)
+
+
+def data_warnings(fed: Federation) -> list[str]:
+    """Return differences between the data of clients, which training would not show."""
+    differences = fed.data.differences
+    lines = list(differences[:_MOST_WARNINGS])
+    more = len(differences) - _MOST_WARNINGS
+    if more > 0:
+        lines.append(f"{more} more differences between clients (fedskew data check)")
+    return lines
 
 
 def predictions_of_one_class(summary: Row) -> list[str]:

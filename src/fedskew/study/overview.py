@@ -1,5 +1,6 @@
 """All runs of a study in one file: their summaries, the means over seeds, and warnings."""
 
+import re
 from collections.abc import Sequence
 
 from fedskew.runs.folder import Row
@@ -23,15 +24,16 @@ def warnings_of(methods: Sequence[str], summaries: Sequence[Row]) -> list[str]:
     unequal = unequal_weights(methods, summaries)
     if unequal:
         found.append(unequal)
-    seeds: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
+    seeds: dict[str, dict[str, None]] = {}
     for row in summaries:
         for text in row.get("warnings", []):
-            seeds.setdefault(row["algorithm"], []).append(str(row["seed"]))
-            texts.setdefault(row["algorithm"], text)
-    for method, text in texts.items():
+            kind = re.sub(r"[\d.]+", "#", text)  # what differs in its numbers alone is said once
+            texts.setdefault(kind, text)
+            seeds.setdefault(kind, {})[str(row["seed"])] = None
+    for kind, text in texts.items():
         if len(summaries) > 1:
-            found.append(f"{text} (seed {', '.join(seeds[method])})")
+            found.append(f"{text} (seed {', '.join(seeds[kind])})")
         else:
             found.append(text)
     return found
