@@ -25,6 +25,9 @@ from fedskew.tasks.task import resolve as resolve_task
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedskew.runs.goals import Goal
+    from fedskew.study.judging import ChooseRule, ScoreRule
+
 __all__ = ["Run", "compare", "load", "open_run", "resume", "split", "train"]
 
 
@@ -125,6 +128,13 @@ def compare(
     seeds: "str | Iterable[int] | None" = None,
     grid: "Mapping[str, Sequence[float]] | None" = None,
     target: "str | float | None" = None,
+    goal: "Goal | None" = None,
+    score: "ScoreRule | None" = None,
+    control: "str | None" = None,
+    equal: "float | None" = None,
+    pool: bool = False,
+    choose: "ChooseRule | None" = None,
+    choose_seeds: "str | Iterable[int] | None" = None,
     jobs: int = 1,
     out: "str | os.PathLike[str] | None" = None,
     or_resume: bool = False,
@@ -132,17 +142,26 @@ def compare(
 ) -> "pd.DataFrame":
     """Compare methods x hyper-parameters x skews x seeds; return one row a configuration, and write tables and figures.
 
-    Hyper-parameters, means and standard deviations are columns. ``attrs`` has the verdict, the number that methods are
-    compared by, the target, warnings and the folder.
+    Hyper-parameters, means, standard deviations, the difference to the control with its interval, and the verdict are
+    columns: better, equal, worse or undecided. ``attrs`` has the goal, the verdicts in words, the zone, the target,
+    warnings and the folder.
 
     Args:
         folders: finished runs, or comparisons, that are compared as they are; nothing is trained then. Each is a
             folder, or what ``train`` or ``open_run`` returned
         algorithm: one or several methods, by name and options
         skew: one or several skews
-        seeds: such as ``range(5)`` or ``"0-4"``; a test needs at least 3
+        seeds: such as ``range(5)`` or ``"0-4"``; an interval needs at least 3
         grid: numbers of methods' options, or of lr, momentum, weight_decay and clip_norm: ``{"mu": [0.01, 0.1]}``
         target: a score on test rows, such as 0.9 or ``"balanced_accuracy=0.9"``; by default 90 % of the best
+        goal: ``"shared"``, the shared model on the common test rows, or ``"own"``, the model that each client uses on
+            its held-out rows; by default own with ``client_test``, and shared if all methods share a model
+        score: ``"last"`` round, or ``"validation-best"``, the round that is best on validation rows
+        control: the method that all others are compared with; by default fedavg if it is there, else all pairs
+        equal: differences up to this are of no interest; by default half a point, or two test rows
+        pool: judge also the mean over the skews
+        choose: ``"validation"`` chooses the numbers of the grid on validation rows, ``"none"`` compares all of them
+        choose_seeds: seeds of the runs by which numbers are chosen; by default ``seeds``
         jobs: processes for what cannot be trained in one stack
         out: the folder; by default a new one under ``runs``, and none for finished runs
         or_resume: continue the comparison in ``out``, if it is the same
@@ -154,6 +173,9 @@ def compare(
 
     values: dict[str, Any] = dict(settings)
     own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
+    own |= {"choose": choose, "choose_seeds": choose_seeds}
+    judged_by = {"goal": goal, "score": score, "control": control, "equal": equal}
+    judged_by["pool"] = pool or None
     values |= {name: value for name, value in own.items() if value is not None}
     place = None
     if out is not None:
@@ -164,15 +186,13 @@ def compare(
                 f"{next(iter(values))}: finished runs are compared as they are, leave it out"
             )
         outcome = compare_finished(
-            folders_of(folders), WRITERS.comparison, target=target, out=place
+            folders_of(folders), WRITERS.comparison, target=target, out=place, judged_by=judged_by
         )
     else:
-        values |= {"target": target, "jobs": jobs}
+        values |= {**judged_by, "target": target, "jobs": jobs}
         outcome = compare_methods(values, WRITERS, out=place, or_resume=or_resume)
     if outcome.found is None:
         raise FedskewError(f"{outcome.folder}: no run has finished: nothing to report")
     frame = outcome.found.frame()
-    frame.attrs["folder"] = None
-    if outcome.folder:
-        frame.attrs["folder"] = str(outcome.folder)
+    frame.attrs["folder"] = outcome.folder and str(outcome.folder)
     return frame

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import statistics
@@ -13,22 +14,24 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import fedskew as fs
 from fedskew.cli.console.summary_table import mean_text
 from fedskew.cli.run_command import COMPARED
 from fedskew.core.config import read_file
-from fedskew.plots.comparison_figures import COLUMN, PAGE, draw_ranks
-from fedskew.report.comparison_files import in_latex, in_markdown
+from fedskew.plots.comparison_figures import PAGE, draw_forest
+from fedskew.plots.forest import Forest, ForestRow
+from fedskew.report.comparison_files import in_markdown
+from fedskew.report.comparison_latex import in_latex
 from fedskew.report.page import report
 from fedskew.runs.folder import resume_command
 from fedskew.runs.summary import facts
 from fedskew.server.scorer import Scorer
 from fedskew.server.server import Server
 from fedskew.study import study_folder
-from fedskew.study.comparison_table import comparison
-from fedskew.study.significance import ranks
-from fedskew.study.study_plan import plan_of
+from fedskew.study.read_comparison import comparison
+from fedskew.study.settle import plan_of
 from fedskew.study.target_score import Target
 
 SMALL = {"rounds": 3, "clients": 4, "model": "logreg", "threads": 1}
@@ -40,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("comparison") / "all"
     fs.compare(
         algorithm=["fedavg", "fedprox"], grid={"mu": [0.01, 10.0]}, skew=["iid", "classes:k=3"], seeds=range(3),
-        target=0.5, out=place, **SMALL,
+        choose="none", target=0.5, out=place, **SMALL,
     )  # fmt: skip
     return place
 
@@ -57,7 +60,7 @@ def test_one_row_a_configuration_with_hyper_parameters_as_columns(folder: Path) 
         for skew in ("iid", "classes:k=3")
         for one in (("fedavg", -1), ("fedprox", 0.01), ("fedprox", 10.0))
     ]
-    assert set(frame["seeds"]) == {3}
+    assert set(frame["blocks"]) == {3}
     assert frame["mu"].dtype == float
 
 
@@ -66,8 +69,12 @@ def test_the_numbers_by_hand(folder: Path) -> None:
     names = [f"fedprox-mu-10-classes-k-3-s{seed}" for seed in range(3)]
     summaries = [json.loads((folder / name / "summary.json").read_text()) for name in names]
     row = frame.loc[("fedprox", 10.0, "classes:k=3")]
-    for key in ("test_accuracy_last", "client_accuracy_worst_10_percent", "gini_of_client_weights"):
-        values = [summary[key] for summary in summaries]
+    for key, name in (
+        ("score", "test_accuracy_last"),
+        ("client_accuracy_worst_10_percent", "client_accuracy_worst_10_percent"),
+        ("gini_of_client_weights", "gini_of_client_weights"),
+    ):
+        values = [summary[name] for summary in summaries]
         assert row[key] == pytest.approx(statistics.mean(values))
         assert row[f"{key}_std"] == pytest.approx(statistics.stdev(values))
     reached, sent = [], []
@@ -89,34 +96,49 @@ def test_the_numbers_by_hand(folder: Path) -> None:
         assert row["bytes_to_target"] == pytest.approx(statistics.mean(sent))
 
 
-def test_significance_is_paired_over_seeds_and_skews(folder: Path) -> None:
+def test_every_skew_is_judged_on_its_own(folder: Path) -> None:
     found = comparison([folder])
-    assert {
-        label: len(blocks) for label, blocks in found.judgement.scores.items()
-    } == dict.fromkeys(["fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"], 6)
+    assert list(found.judgement.scores) == ["skew iid", "skew classes:k=3"]
+    for scores in found.judgement.scores.values():
+        counts = {label: len(blocks) for label, blocks in scores.items()}
+        assert counts == dict.fromkeys(["fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"], 3)
     frame = found.frame()
-    assert frame.attrs["compared_by"] == "test_accuracy_last"
-    slow = frame[frame["mu"] == 10.0]
-    best = found.judgement.verdict.best
-    assert best in ("fedavg", "fedprox:mu=0.01")  # so large a mu holds the model still
-    assert set(slow["p_value"]) == {found.judgement.verdict.p_values["fedprox:mu=10.0"]}
-    mine = [
-        row["test_accuracy_last"]
-        for one in found.rows.configurations
-        if one.label == best
-        for row in one.rows
-    ]
-    theirs = [
-        row["test_accuracy_last"]
-        for one in found.rows.configurations
-        if one.options["mu"] == 10.0
-        for row in one.rows
-    ]
-    assert slow["difference_to_best"].iloc[0] == pytest.approx(
-        statistics.mean(theirs) - statistics.mean(mine)
-    )
-    assert not frame["winner"].any()  # fedavg and a tiny mu are the same
-    assert found.judgement.verdict.says.startswith("No method is ahead: ")
+    assert (frame.attrs["goal"], frame.attrs["control"]) == ("shared", "fedavg")
+    assert frame.attrs["zone"] == pytest.approx(2 / 359)  # two of the test rows of digits
+    skewed = frame[frame["skew"] == "classes:k=3"].set_index("mu")
+    folders = {
+        "fedavg": "fedavg-classes-k-3-s{}",
+        "fedprox": "fedprox-mu-10-classes-k-3-s{}",
+    }
+    scores = {}
+    for name, written in folders.items():
+        scores[name] = [
+            json.loads((folder / written.format(seed) / "summary.json").read_text())[
+                "test_accuracy_last"
+            ]
+            for seed in range(3)
+        ]
+    differences = [b - a for a, b in zip(scores["fedavg"], scores["fedprox"], strict=True)]
+    mean, deviation = statistics.mean(differences), statistics.stdev(differences)
+    half = float(stats.t.ppf(1 - 0.05 / 2 / 2, 2)) * deviation / math.sqrt(3)  # two contrasts
+    row = skewed.loc[10.0]
+    assert row["difference"] == pytest.approx(mean)
+    assert (row["low"], row["high"]) == pytest.approx((mean - half, mean + half))
+    assert skewed.loc[0.01, "verdict"] in ("equal", "undecided")  # so small a mu changes little
+
+
+def test_pooled_over_skews_if_that_is_asked_for(folder: Path) -> None:
+    alone = comparison([folder]).as_dict()
+    assert alone["pooled"] == []
+    pooled = comparison([folder], given={"pool": True}).as_dict()["pooled"]
+    assert [one["method"] for one in pooled] == ["fedprox:mu=0.01", "fedprox:mu=10.0"]
+    for one in pooled:
+        means = []
+        for contrast in alone["contrasts"]:
+            if contrast["method"] == one["method"]:
+                means.append(contrast["difference"])
+        assert one["difference"] == pytest.approx(statistics.mean(means))
+        assert one["cells_disagree"] == (min(means) < 0 < max(means))
 
 
 def test_the_files(folder: Path) -> None:
@@ -135,21 +157,22 @@ def test_the_files(folder: Path) -> None:
         latex.split(r"\toprule")[1].splitlines()[1].count(" & ")
     }
     page = (folder / "report.html").read_text()
-    assert "No method is ahead" in page
-    assert "Critical differences" in page
-    for name, wide in (("curves", PAGE), ("critical_difference", COLUMN)):
+    assert page.index("Compared with fedavg.") < page.index("<table")
+    for name in ("curves", "forest"):
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
-        assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * wide, abs=1)
+        assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * PAGE, abs=1)
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert len(list(folder.glob("*/report.html"))) == 18
 
 
 def test_the_same_figures_have_the_same_bytes() -> None:
-    found = ranks(
-        {name: {seed: place * seed for seed in range(1, 5)} for place, name in enumerate("abc")}
-    )
-    drawn = [draw_ranks(found.means, found.distance, found.groups) for _ in range(2)]
+    lines = [
+        ForestRow("", "fedprox", 0.02, -0.01, 0.05, "undecided", ["1 x MB"]),
+        ForestRow("", "scaffold", 0.05, None, None, "better", ["2 x MB"]),
+    ]
+    drawn = [draw_forest(Forest(lines, "difference", 0.01, 3)) for _ in range(2)]
     assert drawn[0] == drawn[1]
+    assert draw_forest(Forest([], "difference", 0.01, 3)) == {}
 
 
 def test_another_target_and_a_single_group(folder: Path, tmp_path: Path) -> None:
@@ -162,10 +185,8 @@ def test_another_target_and_a_single_group(folder: Path, tmp_path: Path) -> None
     some = [folder / f"fedavg-iid-s{seed}" for seed in range(2)] + [folder / "fedprox-mu-10-iid-s0"]
     few = fs.compare(*some)
     assert "skew" not in few.columns
-    assert few.attrs["verdict"].startswith(
-        "Nothing can be said about who is ahead: 1 block has a score of both"
-    )
-    assert few.attrs["target"] == f"accuracy={0.9 * few['test_accuracy_last'].max():.4g}"
+    assert few.attrs["verdict"].startswith("Everything is undecided: there is 1 block")
+    assert few.attrs["target"] == f"accuracy={0.9 * few['score'].max():.4g}"
 
 
 @pytest.mark.parametrize("given", ["", "x", "accuracy=", "accuracy=high", "nan", "inf"])
@@ -180,11 +201,9 @@ def test_low_is_good_of_errors(tmp_path: Path) -> None:
         seeds="0-2", target=68, out=tmp_path / "numbers",
     )  # fmt: skip
     better, worse = frame.iloc[0], frame.iloc[1]
-    assert better["test_mae_last"] < worse["test_mae_last"]
-    assert better["difference_to_best"] == 0
-    assert worse["difference_to_best"] == pytest.approx(
-        worse["test_mae_last"] - better["test_mae_last"]
-    )
+    assert better["score"] < worse["score"]
+    assert worse["difference"] == pytest.approx(worse["score"] - better["score"])
+    assert (frame.attrs["zone"], worse["verdict"]) == (None, "worse")
     assert better["reached_target"] > worse["reached_target"]
 
 
@@ -199,7 +218,8 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
     for run in found.rows.runs.runs:
         run.summary["algorithm"] = STRANGE
         run.record.config["algorithm"] = {"name": STRANGE}
-    from fedskew.report.comparison_files import latex, markdown
+    from fedskew.report.comparison_files import markdown
+    from fedskew.report.comparison_latex import latex_table
     from fedskew.report.comparison_page import comparison_page
 
     page = comparison_page(found).decode()
@@ -210,7 +230,7 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
     row = next(line for line in text.splitlines() if line.startswith("| &lt;script"))
     assert row.count(" | ") == text.splitlines()[4].count(" | ")
     assert r"\$x\_\$ a\|b &amp; 50%" in row
-    line = latex(found).split(r"\midrule")[1].split(r"\\")[0]
+    line = latex_table(found).split(r"\midrule")[1].split(r"\\")[0]
     assert r"\textless{}script\textgreater{}alert(1)" in line
     assert r"\$x\_\$ a\textbar{}b \& 50\%" in line
 
@@ -226,15 +246,19 @@ def test_failures_are_shown_and_the_others_go_on(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18 --seeds 0-2"
+    few += " --choose none"
     assert fedskew(f"{few} --out group --json") == 1
     told = json.loads(capsys.readouterr().out)["comparison"]
-    assert [(row["server_lr"], row["seeds"], row["failed"]) for row in told["rows"]] == [
+    assert [(row["server_lr"], row["blocks"], row["failed"]) for row in told["rows"]] == [
         (1.0, 3, 0),
-        (9e18, 0, 3),
+        (9e18, 3, 3),
     ]
-    assert told["rows"][1]["test_accuracy_last"] is None
+    assert told["rows"][1]["score"] is None
+    assert told["rows"][1]["verdict"] == "failed 3 of 3"
     lines = Path("group/comparison.md").read_text().splitlines()
-    assert any(line.startswith("| fedavgm | 9e+18 | 0 (3 failed) | failed |") for line in lines)
+    assert any(
+        line.startswith("| fedavgm | 9e+18 | 3 | failed | failed 3 of 3 |") for line in lines
+    )
     assert "NaN or infinite" in Path("group/report.html").read_text()
     assert fedskew("resume group") == 1
     assert fedskew("compare group") == 1
@@ -393,6 +417,7 @@ def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
     Path("page.toml").write_text(blocks("toml")[0])
     plan = plan_of(read_file(Path("page.toml"), COMPARED))
     assert len(plan.members) == 2 * 5 * (2 + 3)
+    assert plan.judging.choose == "validation"
     exec(compile(blocks("python")[0], "compare.md", "exec"), {})
     assert len(list(Path("runs").iterdir())) == 1
 
@@ -404,12 +429,10 @@ def test_a_bound_takes_no_part_in_the_tests(tmp_path: Path):
     )
     assert list(frame["method"]) == ["fedavg", "fedprox", "central"]
     assert "central" not in frame.attrs["verdict"]
+    assert list(frame["verdict"])[::2] == ["control", "reference"]
     text = (tmp_path / "bound" / "comparison.md").read_text(encoding="utf-8")
-    assert text.count("| bound |") == 1
-    assert (
-        "central trains on all rows in one place: a bound, which takes no part in the tests."
-        in text
-    )
+    assert text.count("| reference |") == 1
+    assert "central: all rows in one place, a reference that is not judged." in text
 
 
 @pytest.mark.parametrize(
@@ -443,7 +466,7 @@ def test_python_objects_are_the_same_only_with_the_same_curves(tmp_path: Path) -
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         fs.train(fed, model, rounds=2, folder=tmp_path / name)
     frame = fs.compare(tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    assert frame["seeds"].sum() == 2
+    assert frame["blocks"].sum() == 2
 
 
 def test_tasks_are_not_mixed(tmp_path: Path) -> None:
@@ -468,36 +491,36 @@ def test_a_curve_that_some_conditions_lack(tmp_path: Path) -> None:
     assert "validation accuracy, validation 0<" not in page
 
 
-def test_nobody_wins_on_training_rows(tmp_path: Path) -> None:
-    chosen = {"skew": "classes:k=2", "clients": 10, "model": "logreg", "rounds": 4, "seeds": "0-2"}
-    frame = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "x", **chosen)
-    assert frame["p_value"].min() < 0.05
-    assert not frame["winner"].any()
-    assert frame.attrs["verdict"].startswith(
-        "No method is called ahead: local has the best mean, on rows that clients"
+def test_training_rows_are_no_goal(tmp_path: Path) -> None:
+    given = {"algorithm": ["fedavg", "local"], "out": tmp_path / "x", **SMALL}
+    said = (
+        r"local: every client keeps a part .*: client_test=0.2 .* --client-test 0.2\) .*goal=shared"
     )
-    held = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "y", client_test=0.2, **chosen)
-    assert held["winner"].tolist() == [False, True]
+    with pytest.raises(fs.FedskewError, match=said):
+        fs.compare(**given)
+    with pytest.raises(fs.FedskewError, match="goal=own needs rows of every client"):
+        fs.compare(goal="own", **given)
+    with pytest.raises(fs.FedskewError, match="goal=shared: every client keeps a part"):
+        fs.compare(**{**given, "algorithm": "local"}, goal="shared")
+    assert not (tmp_path / "x").exists()
+    frame = fs.compare(goal="shared", **given)
+    assert frame["score"].notna().tolist() == [True, False]
+    assert frame.attrs["without_shared_score"][0].startswith("There is no shared score of local")
 
 
-def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
-    frame = fs.compare(algorithm=["fedavg", "local"], seeds="0-2", out=tmp_path / "x", **SMALL)
-    assert frame.attrs["compared_by"] == "client_accuracy_mean"
+def test_finished_runs_of_training_rows_have_no_own_score(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "classes:k=3", clients=4)
+    for method in ("fedavg", "local"):
+        fs.train(fed, "logreg", method, rounds=2, folder=tmp_path / method)
+    frame = fs.compare(tmp_path / "fedavg", tmp_path / "local")
+    assert frame.attrs["goal"] == "shared"
+    assert frame["score"].notna().tolist() == [True, False]
     assert "client_test=0.2" in frame.attrs["warnings"][0]
-    for name in ("comparison.md", "comparison.tex", "report.html"):
-        text = (tmp_path / "x" / name).read_text().replace("\\_", "_")
-        assert "compared by client_accuracy_mean (on training rows of each client)" in text
-        assert "methods are compared on training rows, which say little of other rows" in text
-    assert (
-        "the model that each uses, on training rows of each client"
-        in (tmp_path / "x/comparison.md").read_text()
-    )
-    held = fs.compare(algorithm=["fedavg", "local"], client_test=0.2, out=tmp_path / "y", **SMALL)
-    assert held.attrs["warnings"] == []
-    assert "(on held-out rows of each client)" in (tmp_path / "y/report.html").read_text()
+    with pytest.raises(fs.FedskewError, match="goal=own: no run has a score for it"):
+        fs.compare(tmp_path / "fedavg", tmp_path / "local", goal="own")
 
 
-def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
+def test_methods_without_a_shared_model_are_judged_by_what_clients_use(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = (
@@ -505,49 +528,52 @@ def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
     )
     assert fedskew(f"{command} --algorithm fedavg --algorithm fedper --algorithm lg-fedavg") == 0
     goal = (
-        "Methods are compared by client_accuracy_mean (on held-out rows of each client), the clients' own score: there "
-        "is no shared model of fedper, lg-fedavg."
+        "Goal own: the accuracy of the model that each client uses, on its held-out rows, as the mean over the "
+        "clients, after the last round."
     )
     why = "There is no shared score of fedper: every client keeps a part of the model (head.bias, head.weight), and "
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == goal
     assert printed.count(why) == 1
-    assert "lg-fedavg is ahead of all others" in printed
-    frame = fs.compare("own")
-    assert frame.attrs["goal"] == goal
+    assert "lg-fedavg" in printed.split("Better: ")[1].split(".")[0]
+    frame = fs.compare("own").set_index("method")
+    assert frame.attrs["goal"] == "own"
+    assert frame["verdict"].to_dict() == {
+        "fedavg": "control", "fedper": frame.loc["fedper", "verdict"], "lg-fedavg": "better", "local": "reference",
+        "majority class": "reference",
+    }  # fmt: skip
     assert [text.split(":")[0] for text in frame.attrs["without_shared_score"]] == [
         "There is no shared score of fedper",
-        "There is no shared score of lg-fedavg",
+        "There is no shared score of lg-fedavg, local",
     ]
-    assert frame["winner"].tolist() == [False, False, True]
-    empty = [
-        "test_accuracy_last",
-        "test_accuracy_best",
-        "rounds_to_target",
-        "bytes_to_target",
-        "reached_target",
-    ]
-    assert frame[empty].notna().sum(axis=1).tolist() == [5, 0, 0]
+    assert frame["shared_score"].notna().to_dict() == {
+        "fedavg": True, "fedper": False, "lg-fedavg": False, "local": False, "majority class": False,
+    }  # fmt: skip
+    for method in ("fedavg", "fedper", "lg-fedavg", "local"):
+        scores, rates = [], []
+        for seed in range(3):
+            final = pd.read_csv(f"own/{method}-s{seed}/clients_final.csv")
+            scores.append(final["accuracy"].mean())
+            rates.append(final["majority_rate"].mean())
+        assert frame.loc[method, "score"] == pytest.approx(statistics.mean(scores))
+        assert frame.loc["majority class", "score"] == pytest.approx(statistics.mean(rates))
     summary = json.loads(Path("own/summary.json").read_text())
     assert "test_accuracy_last" in summary["means"]["fedavg"]
     assert "test_accuracy_last" not in summary["means"]["fedper"]
     _, _, first, *others = Path("own/comparison.md").read_text().splitlines()
     assert first == in_markdown(goal)
     row = next(line for line in others if line.startswith("| fedper"))
-    assert row.split(" | ")[2:4] == ["–", "–"]
     assert "not reached" not in row
     tex = Path("own/comparison.tex").read_text().splitlines()
     assert tex[2] == f"% {goal}"
-    assert "& -- & -- &" in next(line for line in tex if line.startswith("fedper"))
     page = Path("own/report.html").read_text()
-    assert page.index("clients&#x27; own score: there is no shared model of fedper") < page.index(
-        "<table"
-    )
+    assert page.index("Goal own: ") < page.index("<table")
+    assert "What each client gains" in page
     assert page.count(why) == 1
     assert why in Path("own/fedper-s0/report.html").read_text()
     capsys.readouterr()
     assert fedskew("compare own --json") == 0
-    assert json.loads(capsys.readouterr().out)["comparison"]["goal"] == goal
+    assert json.loads(capsys.readouterr().out)["comparison"]["goal"] == "own"
     assert fedskew("run --rounds 1 --algorithm fedper --model mlp --skew iid --clients 3") == 0
     assert capsys.readouterr().out.count(why) == 1
 
@@ -578,9 +604,9 @@ def test_a_run_of_an_older_version_has_no_shared_score_either(
     table = fs.compare(
         [tmp_path / name for name in ("fedavg", "fedper", "ditto", "local")]
     ).set_index("method")
-    assert table.attrs["compared_by"] == "client_accuracy_mean"
-    assert table["test_accuracy_last"].notna().to_dict() == {
-        "fedavg": True, "fedper": False, "ditto": True, "local": False,
+    assert table.attrs["goal"] == "own"
+    assert table["shared_score"].notna().to_dict() == {
+        "fedavg": True, "fedper": False, "ditto": True, "local": False, "majority class": False,
     }  # fmt: skip
     for name in ("fedper", "gone"):
         page = report([tmp_path / name], tmp_path / "page.html").read_text()
@@ -594,7 +620,7 @@ def test_a_calibrated_model_is_scored_with_its_new_head(tmp_path: Path) -> None:
         algorithm=["fedavg", "fedavg + ccvr"], skew="classes:k=3", validation=0.2, seeds="0-2", out=tmp_path / "x",
         **{**SMALL, "model": "mlp:hidden=16"},
     )  # fmt: skip
-    plain, calibrated = frame["test_accuracy_last"]
+    plain, calibrated = frame["score"]
     summaries = [
         json.loads((tmp_path / f"x/fedavg-+-ccvr-s{seed}/summary.json").read_text())
         for seed in range(3)
@@ -607,12 +633,17 @@ def test_a_calibrated_model_is_scored_with_its_new_head(tmp_path: Path) -> None:
         != plain
         == pytest.approx(statistics.mean(row["test_accuracy_last"] for row in summaries))
     )
-    assert frame["test_accuracy_best"].notna().tolist() == [True, False]
 
 
 def test_the_default_target_is_of_one_configuration(tmp_path: Path) -> None:
-    frame = fs.compare(algorithm="fedavg", grid={"lr": [0.0001, 0.1]}, out=tmp_path / "x", **SMALL)
-    low, high = frame["test_accuracy_last"]
+    frame = fs.compare(
+        algorithm="fedavg",
+        grid={"lr": [0.0001, 0.1]},
+        choose="none",
+        out=tmp_path / "x",
+        **SMALL,
+    )
+    low, high = frame["score"]
     assert low < 0.5 < high
     assert frame.attrs["target"] == f"accuracy={float(f'{0.9 * high:.4g}'):g}"
 
@@ -637,20 +668,12 @@ def test_a_target_in_python_is_recorded_and_checked_before_training(tmp_path: Pa
     with pytest.raises(fs.FedskewError, match="target auc: no run followed it on test rows"):
         fs.compare(tmp_path / "x", target="auc=0.5", out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(
-        fs.FedskewError,
-        match="a target is a score of a shared model on test rows, and every client",
-    ):
-        fs.compare(
-            algorithm=["local", "fedper"],
-            target=0.5,
-            out=tmp_path / "y",
-            **{**SMALL, "model": "mlp"},
-        )
+    own = {"algorithm": ["local", "fedper"], "client_test": 0.2, **SMALL, "model": "mlp"}
+    with pytest.raises(fs.FedskewError, match="unknown metric of the target 'balanced_accuracy'"):
+        fs.compare(target="balanced_accuracy=0.5", out=tmp_path / "y", **own)
     assert not (tmp_path / "y").exists()
-    fs.compare(algorithm=["local", "fedper"], out=tmp_path / "y", **{**SMALL, "model": "mlp"})
-    study_folder.record_target(tmp_path / "y", Target(0.5))  # as an older version did
-    assert fs.compare(tmp_path / "y").attrs["target"] is None
+    frame = fs.compare(target=0.01, out=tmp_path / "y", **own)
+    assert frame["rounds_to_target"].tolist()[:2] == [1, 1]  # in the curves of what clients use
 
 
 def test_a_target_that_no_run_follows_is_refused_before_training(
@@ -665,41 +688,33 @@ def test_a_target_that_no_run_follows_is_refused_before_training(
     assert "not reached" in Path("x/comparison.md").read_text()
 
 
-def test_the_notes_say_that_skews_are_taken_together(folder: Path) -> None:
-    fs.compare(folder, out=folder)
-    for name in ("comparison.md", "comparison.tex", "report.html"):
-        assert (
-            "best, p and ★ are over all conditions together (skew)" in (folder / name).read_text()
-        )
-    assert "over all conditions" not in "".join(comparison([folder / "fedavg-iid-s0"]).notes())
-
-
 def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
     head, rule = (folder / "comparison.md").read_text().splitlines()[4:6]
     ways = dict(zip(head.strip("| ").split(" | "), rule.strip("| ").split(" | "), strict=True))
-    assert (ways["method"], ways["mu"], ways["skew"], ways["seeds"]) == (
+    assert (ways["method"], ways["mu"], ways["skew"], ways["blocks"]) == (
         "---",
         "---:",
         "---",
         "---:",
     )
-    assert r"\begin{tabular}{lrlr" in (folder / "comparison.tex").read_text()
+    assert r"\begin{tabular}{lllrrlr}" in (folder / "comparison.tex").read_text()
 
 
 def test_the_page_shows_scores_first_and_skews_once(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     head = re.findall(r'<th scope="col".*?>(.*?)</th>', page)
-    assert head[:6] == ["method", "test accuracy", "p", "mu", "skew", "seeds"]
+    first = head.index("test accuracy")
+    assert head[first - 1 : first + 6] == [
+        "method", "test accuracy", "minus fedavg", "verdict", "mu", "skew", "blocks",
+    ]  # fmt: skip
     assert '<div class="whole">' in page
     assert '<td class="text">classes:k=3</td>' in page
     charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
     assert {series["name"] for series in charts["test_accuracy-1"]["series"]} == {
         "fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"
     }  # fmt: skip
-    assert (charts["ranks"]["xAxis"]["min"], charts["ranks"]["xAxis"]["max"]) == (1, 3)
-    ends = [x for series in charts["ranks"]["series"] for x, _ in series["data"]]
-    assert min(ends) >= 1
-    assert max(ends) <= 3
+    assert [name.partition(":")[0] for name in charts["forest"]["yAxis"]["data"]] == ["fedprox"] * 2
+    assert "forest-1" in charts
 
 
 def test_what_stands_for_runs_in_python(folder: Path, tmp_path: Path) -> None:
@@ -760,7 +775,7 @@ def test_the_help_names_the_table_of_the_grid(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fedskew("compare --help") == 0
-    assert "jobs and [grid]." in " ".join(capsys.readouterr().out.split())
+    assert "jobs, [grid] and how" in " ".join(capsys.readouterr().out.split())
 
 
 def test_ctrl_c_while_the_choices_are_checked(
@@ -783,10 +798,10 @@ def test_the_table_of_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18 --seeds 0-2"
-    assert fedskew(f"{few} --out group") == 1
+    assert fedskew(f"{few} --choose none --out group") == 1
     lines = capsys.readouterr().out.splitlines()
     head = next(line for line in lines if line.startswith("method"))
-    assert head.split()[-2:] == ["seeds", "p"]
-    assert any(re.match(r"fedavgm +9e\+18 +failed +failed", line) for line in lines)
+    assert head.split()[:5] == ["method", "server_lr", "blocks", "test", "accuracy"]
+    assert any(re.match(r"fedavgm +9e\+18 +3 +failed +failed 3 of 3", line) for line in lines)
     assert "(1 of 3)" in mean_text([4, None, None], 1, 0)
     assert mean_text([2e25, 4e25], 1, 1) == "3e+25 ± 1.4e+25"

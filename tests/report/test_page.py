@@ -371,7 +371,7 @@ def test_failed_runs_are_shown_as_failed(fedskew: Callable[[str], Any]) -> None:
     )
     assert fedskew("report group") == 0
     page = Page(Path("group/report.html"))
-    assert "fedavg-s1 failed: it <b>diverged</b>" in page.text
+    assert "failed: fedavg-s1: it <b>diverged</b>" in page.text
     assert list(page.json["tables"]) == ["fedavg"]
     assert "test_accuracy low" not in page.json["tables"]["fedavg"]  # one seed has no deviation
 

@@ -83,14 +83,14 @@ def check(
     opened, table = fs.open_run(place / "run"), fs.compare(place / "run")
     tested = {name: frame.iloc[:20] for name, frame in frames.items()}
     everything = pd.concat(tested.values(), ignore_index=True)
-    shared = table.attrs["compared_by"] == "test_accuracy_last"
+    shared = table.attrs["goal"] == "shared"
     assert shared == run.server.has_common_model
     if shared:
-        score = table["test_accuracy_last"][0]
+        score = table["score"][0]
         for used in (run, opened):
             assert rate(used.predict(everything), everything) == pytest.approx(score, abs=1e-12)
     else:
-        assert table.attrs["compared_by"] == "client_accuracy_mean"
+        assert table["score"][0] == run.summary["client_accuracy_mean"]
         known = [name for name, value in run.summary.items() if value is not None]
         counted = {"train_majority_rate", "test_majority_rate", "test_rows"}
         for name in {*known, *run.rounds, *table} - counted:
@@ -103,7 +103,7 @@ def check(
     own = run.final_clients.set_index("name")["accuracy"]
     for name, rows in tested.items():
         assert rate(opened.predict(rows, client=name), rows) == pytest.approx(own[name], abs=1e-12)
-    assert table["client_accuracy_mean"][0] == pytest.approx(own.mean(), abs=1e-12)
+    assert run.summary["client_accuracy_mean"] == pytest.approx(own.mean(), abs=1e-12)
     return shared
 
 

@@ -187,12 +187,7 @@ def test_no_epochs_are_the_method_without_it(fed):
 
 
 def test_the_closing_table_shows_it_beside_the_other(fedskew, capsys: pytest.CaptureFixture[str]):
-    assert (
-        fedskew(
-            "compare --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr --algorithm fedavg"
-        )
-        == 0
-    )
+    assert fedskew("run --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr") == 0
     shown = capsys.readouterr().out
     assert "calibrated" in shown
     assert "accuracy of the calibrated model after the last round, in %" in shown

@@ -86,8 +86,9 @@ def test_a_study_is_frozen_before_its_first_run(
 
     monkeypatch.setattr("fedskew.study.compare.execute", stop)
     with pytest.raises(KeyboardInterrupt, match="resume with: fedskew resume"):
-        fs.compare(algorithm=["fedavg", "local"], target=0.4, out=tmp_path / "study", **SMALL)
+        fs.compare(algorithm=["fedavg", "moon"], target=0.4, out=tmp_path / "study", **SMALL)
     assert sorted(path.name for path in (tmp_path / "study").iterdir()) == [
         "group.json",
+        "study.json",
         "target.txt",
     ]

@@ -51,7 +51,7 @@ def same_files(one: Path, other: Path) -> None:
 
 GRID = (
     "compare --rounds 3 --model logreg --clients 4 --algorithm fedprox --seeds 0-1 "
-    "--grid mu=0,0.5 --grid lr=0.1,0.05"
+    "--grid mu=0,0.5 --grid lr=0.1,0.05 --choose none"
 )
 
 
@@ -190,7 +190,8 @@ class Crash(BaseException):
     """An exception that no code catches."""
 
 
-FIVE = "compare --rounds 5 --model logreg --clients 4 --algorithm scaffold --seeds 0-2 --grid server_lr=0.5,1"
+FIVE = "compare --rounds 5 --model logreg --clients 4 --algorithm scaffold --seeds 0-2"
+FIVE += " --grid server_lr=0.5,1 --choose none"
 
 
 @pytest.mark.parametrize("call", [1, 8, 15, 26, 30])
@@ -277,6 +278,7 @@ def test_a_run_that_diverges_ends_and_the_others_go_on(
     fedskew: Callable[[str], Any], together: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18,0.5"
+    few += " --choose none"
     assert fedskew(few + " --out group") == 1
     assert together[0] == 3
     assert together[-1] == 2

@@ -17,6 +17,7 @@ from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
 from fedskew.skew import federate as reading
 from fedskew.study import study_folder
+from fedskew.study.comparison_table import mean_with_std
 from fedskew.study.grid import grid_of, parse_seeds
 from fedskew.study.overview import means
 from fedskew.study.study_plan import Plan, members_of
@@ -49,24 +50,19 @@ def test_means_and_deviations_by_hand(
             values = [run[key] for run in mine]
             assert told["means"][method][key]["mean"] == pytest.approx(statistics.mean(values))
             assert told["means"][method][key]["std"] == pytest.approx(statistics.stdev(values))
-        last = [100 * run["test_accuracy_last"] for run in mine]
+        last = [run["test_accuracy_last"] for run in mine]
         shown = next(
             line for line in err.splitlines() if line.startswith(f"{method.partition(':')[0]} ")
         )
-        seeds, p = re.split(r"  +", shown.strip())[-2:]
-        assert seeds == "3"
-        assert p == "best" or 0 < float(p) <= 1
         cells = [f"{mu:g}"] if mu else []
-        assert re.split(r"  +", shown)[1:][: len(cells) + 1] == [
-            *cells,
-            f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}",
-        ]
+        text = mean_with_std(statistics.mean(last), statistics.stdev(last))
+        assert re.split(r"  +", shown)[1:][: len(cells) + 2] == [*cells, "3", text]
         row = next(
             row for row in told["comparison"]["rows"] if row["method"] == method.partition(":")[0]
         )
-        assert (row["mu"], row["seeds"], row["failed"]) == (mu, 3, 0)
-        assert row["test_accuracy_last"] == pytest.approx(statistics.mean(last) / 100)
-        assert row["test_accuracy_last_std"] == pytest.approx(statistics.stdev(last) / 100)
+        assert (row["mu"], row["blocks"], row["failed"]) == (mu, 3, 0)
+        assert row["score"] == pytest.approx(statistics.mean(last))
+        assert row["score_std"] == pytest.approx(statistics.stdev(last))
     assert "seed" not in told["means"]["fedavg"]
     assert "data" not in told["means"]["fedavg"]
     stored = json.loads(Path("runs/compare-digits-dirichlet/summary.json").read_text())
@@ -229,13 +225,13 @@ def test_ctrl_c_names_the_group_to_resume(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(study_folder, "check", lambda plan: None)
+    monkeypatch.setattr(study_folder, "check", lambda plan: plan)
 
     def stop(*args: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(moment, stop)
-    assert fedskew(RUN + " --out group") == 130
+    assert fedskew(RUN + " --goal shared --out group") == 130
     assert capsys.readouterr().err == "fedskew: interrupted; resume with: fedskew resume group\n"
     assert Path("group/group.json").exists()
 

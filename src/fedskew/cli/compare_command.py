@@ -9,12 +9,12 @@ import typer
 from fedskew.cli.command import Once
 from fedskew.cli.comparison_progress import show_comparison
 from fedskew.cli.console import print_summary
+from fedskew.cli.console.comparison_output import print_comparison_table
 from fedskew.cli.run_command import CHOSEN, ENDING, settings_from, with_settings
 from fedskew.core.errors import FedskewError
 
 if TYPE_CHECKING:
     from fedskew.study.compare import Outcome
-    from fedskew.study.comparison_table import Comparison
 
 SOME_FAILED = 1  # exit code
 
@@ -33,46 +33,46 @@ def compare(
     seeds: str | None,
     grid: list[str] | None,
     target: str | None,
+    goal: str | None,
+    score: str | None,
+    control: str | None,
+    equal: str | None,
+    pool: bool,
+    choose: str | None,
+    choose_seeds: str | None,
     jobs: int | None,
     out: Path | None,
     or_resume: bool,
     as_json: bool,
     **given: str | bool | None,
 ) -> None:
-    """Compare methods x hyper-parameters x skews x seeds: a table, who is ahead beyond noise, figures and a page.
+    """Compare methods x hyper-parameters x skews x seeds: better, equal, worse or undecided, figures and a page.
 
-    FILE is an experiment in TOML, in which algorithm and skew may be lists, with seeds, target, jobs and \\[grid].
-    Or give folders of finished runs, or of a comparison: nothing is trained then.
+    FILE is an experiment in TOML, in which algorithm and skew may be lists, with seeds, target, jobs, \\[grid] and how
+    the study is judged. Or give folders of finished runs, or of a comparison: nothing is trained then.
 
     \b
     fedskew compare --algorithm fedavg --algorithm fedprox:mu=0.1 --seeds 0-4
-    fedskew compare --algorithm fedavg --algorithm fedprox --grid mu=0.01,0.1 --skew iid --skew classes:k=2
-    fedskew compare experiment.toml --target accuracy=0.9 --jobs 2
+    fedskew compare --algorithm fedavg --algorithm scaffold --grid lr=0.01,0.1,1 --seeds 0-4
+    fedskew compare --algorithm fedavg --algorithm ditto --client-test 0.2 --seeds 0-4
     fedskew compare runs/A runs/B --out both
     """
     from fedskew.report.comparison_files import WRITERS
     from fedskew.study.compare import compare as compare_methods
 
     places = paths or []
-    for path in places:
-        if not path.exists():
-            raise FedskewError(f"{path}: there is no such folder or file")
     own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid, "jobs": jobs}
-    folders = [path for path in places if path.is_dir()]
+    own |= {"choose": choose, "choose_seeds": choose_seeds}
+    judged_by: dict[str, Any] = {"goal": goal, "score": score, "control": control, "equal": equal}
+    judged_by["pool"] = pool or None
+    folders = _folders(places)
     if folders:
         _refuse_settings(places, {**given, "data": data, **own, "or-resume": or_resume})
-        print_comparison(_compare_finished(folders, out, target), as_json)
+        print_comparison(_compare_finished(folders, out, target, judged_by), as_json)
         return
-    if len(places) > 1:
-        raise FedskewError(f"{places[1]}: give one experiment file, or folders of finished runs")
-    if or_resume and out is None:
-        raise FedskewError("--or-resume needs --out: give the folder to resume")
-    if seeds is not None and given["seed"] is not None:
-        raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
-    file = None
-    if places:
-        file = places[0]
-    values = settings_from(file, data, {**given, **own, "target": target})
+    _check_flags(places, seeds, given["seed"], out, or_resume)
+    file = next(iter(places), None)
+    values = settings_from(file, data, {**given, **own, **judged_by, "target": target})
     if seeds is not None:
         values.pop("seed", None)  # which only the file has
     elif given["seed"] is not None:
@@ -81,26 +81,53 @@ def compare(
     print_comparison(outcome, as_json)
 
 
+def _folders(places: Sequence[Path]) -> list[Path]:
+    """Return the folders among the paths; one that is not there is an error."""
+    folders = []
+    for path in places:
+        if not path.exists():
+            raise FedskewError(f"{path}: there is no such folder or file")
+        if path.is_dir():
+            folders.append(path)
+    return folders
+
+
+def _check_flags(
+    places: Sequence[Path], seeds: str | None, seed: Any, out: Path | None, or_resume: bool
+) -> None:
+    """Refuse flags that clash, before anything is read."""
+    if len(places) > 1:
+        raise FedskewError(f"{places[1]}: give one experiment file, or folders of finished runs")
+    if or_resume and out is None:
+        raise FedskewError("--or-resume needs --out: give the folder to resume")
+    if seeds is not None and seed is not None:
+        raise FedskewError(f"--seed {seed} clashes with --seeds {seeds}: give one of them")
+
+
 def _refuse_settings(paths: Sequence[Path], given: Mapping[str, Any]) -> None:
     """Refuse what would change runs that have finished."""
     others = [str(path) for path in paths if not path.is_dir()]
-    others += [f"--{name}" for name, value in given.items() if value]
+    others += [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if others:
         raise FedskewError(f"{others[0]}: finished runs are compared as they are, leave it out")
 
 
-def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | None) -> "Outcome":
+def _compare_finished(
+    folders: Sequence[Path], out: Path | None, target: str | None, judged_by: Mapping[str, Any]
+) -> "Outcome":
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
     from fedskew.report.comparison_files import WRITERS
     from fedskew.runs.execute import fresh_folder
     from fedskew.study.compare import compare_finished, own_folder
 
     place = out or own_folder(folders) or fresh_folder("compare")
-    return compare_finished(folders, WRITERS.comparison, target=target, out=place)
+    return compare_finished(
+        folders, WRITERS.comparison, target=target, out=place, judged_by=judged_by
+    )
 
 
 def print_comparison(outcome: "Outcome", as_json: bool) -> None:
-    """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
+    """Print the table, the verdicts and what was written; exit with an error if a run failed."""
     comparison = outcome.found
     assert outcome.folder
     if comparison is None:
@@ -108,45 +135,9 @@ def print_comparison(outcome: "Outcome", as_json: bool) -> None:
         methods = [row["algorithm"] for row in rows]
         print_summary(methods, rows, outcome.folder, outcome.runs, as_json)
         raise typer.Exit(SOME_FAILED)
-    _print_table(comparison, outcome.folder, outcome.runs, as_json)
+    print_comparison_table(comparison, outcome.folder, outcome.runs, as_json)
     if comparison.rows.runs.failed:
         raise typer.Exit(SOME_FAILED)
-
-
-def _print_table(
-    comparison: "Comparison", place: Path, runs: "dict[str, Any]", as_json: bool
-) -> None:
-    """Print one line a configuration, and the notes of the comparison.
-
-    The table is made from one row a run: what is the same for all runs of a configuration is repeated in each.
-    """
-    from fedskew.report.comparison_files import files_of
-
-    methods = list[str]()
-    rows = list[dict[str, Any]]()
-    columns = list[dict[str, Any]]()
-    seeds_at = len(comparison.head()) - len(comparison.columns) - 2
-    for configuration, line in zip(comparison.rows.configurations, comparison.lines(), strict=True):
-        failed: list[dict[str, Any]] = [{"failed": reason} for reason in configuration.failed]
-        for row in (*configuration.rows, *failed):
-            methods.append(line[0])
-            varied = {**configuration.options, **configuration.conditions}
-            columns.append({**varied, "seeds": line[seeds_at], "p": line[-1]})
-            rows.append(_without_second_target(row, comparison))
-    notes = [text for text in (*comparison.findings(), comparison.judgement.no_ranks) if text]
-    notes.append(f"tables and figures: {', '.join(path.name for path in files_of(place))}")
-    frame = comparison.frame()
-    table = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    result: dict[str, Any] = {**runs, "comparison": {"rows": table, **frame.attrs}}
-    print_summary(methods, rows, place, result, as_json, columns, notes, comparison.judgement.goal)
-
-
-def _without_second_target(row: "dict[str, Any]", found: "Comparison") -> "dict[str, Any]":
-    """Return a row without the target of a single run, where the comparison has one."""
-    kept = dict(row)
-    if found.rows.target:
-        kept.pop("rounds_to_90_percent_of_last_test_accuracy", None)
-    return kept
 
 
 _OWN: dict[str, tuple[Any, Any]] = {
@@ -169,7 +160,7 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--seeds",
                 metavar="0-4",
-                help="several seeds, such as 0-4 or 0,3,7: at least 3 for a test",
+                help="several seeds, such as 0-4 or 0,3,7: at least 3 for an interval",
             ),
         ],
         None,
@@ -181,7 +172,7 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
                 "--grid",
                 metavar="NAME=X,Y",
                 help="several numbers of an option of a method or of lr, momentum, weight_decay, clip_norm, such as "
-                "mu=0,0.01,0.1; repeat the option for all combinations",
+                "mu=0,0.01,0.1; repeat the option for all combinations. Each method's are chosen on validation rows",
             ),
         ],
         None,
@@ -194,6 +185,79 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
                 metavar="[METRIC=]X",
                 help="score on test rows, such as 0.9 or balanced_accuracy=0.9: rounds and bytes until it is reached "
                 "\\[90 % of the best]",
+            ),
+        ],
+        None,
+    ),
+    "goal": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--goal",
+                metavar="shared|own",
+                help="what the models are for: one shared model, scored on the common test rows; or the model that "
+                "each client uses, scored on its held-out rows \\[own with --client-test, shared if all share a model]",
+            ),
+        ],
+        None,
+    ),
+    "score": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--score",
+                metavar="last|validation-best",
+                help="score of a run: that of the last round, or of the round that is best on validation rows \\[last]",
+            ),
+        ],
+        None,
+    ),
+    "control": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--control",
+                metavar="METHOD",
+                help="method that all others are compared with \\[fedavg if it is there, else all pairs]",
+            ),
+        ],
+        None,
+    ),
+    "equal": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--equal",
+                metavar="X",
+                help="differences up to this are of no interest, in the metric's own unit \\[0.005, or two test rows]",
+            ),
+        ],
+        None,
+    ),
+    "pool": (
+        Annotated[
+            bool, typer.Option("--pool", help="judge also the mean over the skews that were given")
+        ],
+        False,
+    ),
+    "choose": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--choose",
+                metavar="validation|none",
+                help="by what the numbers of --grid are chosen; none compares all of them \\[validation]",
+            ),
+        ],
+        None,
+    ),
+    "choose_seeds": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--choose-seeds",
+                metavar="100-102",
+                help="choose numbers by runs with these seeds \\[the seeds that methods are judged by]",
             ),
         ],
         None,

@@ -16,7 +16,9 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Option, options_of
 
 # Settings of a comparison, in a file beside those of an experiment
-COMPARED = ("seeds", "grid", "target", "jobs")
+COMPARED = (
+    "seeds", "grid", "target", "jobs", "goal", "score", "control", "equal", "pool", "choose", "choose_seeds",
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:

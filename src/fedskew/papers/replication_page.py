@@ -13,7 +13,7 @@ from fedskew.papers.results import Results
 from fedskew.papers.table_figure import draw_table
 from fedskew.papers.verdicts import Verdict, verdicts_on
 from fedskew.study.claims import Outcome
-from fedskew.study.significance import FEWEST_BLOCKS
+from fedskew.study.judge import FEWEST_BLOCKS
 
 FOLDER = "replication"  # of the results, beside the page of the same name
 _ENDINGS = ("svg", "png")

@@ -165,9 +165,9 @@ def _train(
             of_member: list[CallbackSpec] = callbacks_of(titles[member.name])
             return of_member
 
-        summaries = execute(Study(place, plan), Execution(callbacks, partitions=partitions))
+        done = execute(Study(place, plan), Execution(callbacks, partitions=partitions))
     results = []
-    for seed, member, summary in zip(seeds, members, summaries, strict=True):
+    for seed, member, summary in zip(seeds, done.members, done.summaries, strict=True):
         results.append(_result(cell, seed, place / member.name, summary))
     return results
 

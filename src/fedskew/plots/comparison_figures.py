@@ -1,4 +1,4 @@
-"""The figures of a comparison, as wide as one or two columns of a paper: curves, and a critical-difference diagram."""
+"""The figures of a comparison, as wide as one or two columns of a paper: curves, and a forest plot."""
 
 import io
 import math
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedskew.algorithms.titles import title_of
 from fedskew.plots.drawing import (
     PALETTE,
     Curve,
     all_shortened,
     as_written,
-    only_point,
     shortened,
 )
+from fedskew.plots.forest import Forest, ForestRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +25,10 @@ COLUMN, PAGE = 8.5 / 2.54, 17 / 2.54  # inches
 _FEW = 6  # methods in one column
 _LONGEST = 34  # characters of a name in a legend
 _SIZE = 7  # points
-_CHARACTER = 0.058  # inches, of this size
+_CHARACTER, _CAPITAL = 0.058, 0.066  # inches, of this size
+# Curves are told apart in grey as well: by lines and markers, whose numbers have no common factor
 _STYLES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "^", "D", "v", "x", "P")
 _INK: dict[str, Any] = {"color": "black", "linewidth": 0.7, "solid_capstyle": "butt"}
 Panels = Mapping[str, Mapping[str, Curve]]  # by title, then by the label of the method
 
@@ -35,33 +38,119 @@ Panels = Mapping[str, Mapping[str, Curve]]  # by title, then by the label of the
 
 @as_written
 def draw_curves(panels: Panels, y_title: str, at_most_one: bool) -> dict[str, bytes]:
-    """A metric over rounds, mean and one standard deviation over seeds; ``at_most_one`` ends the y-axis at 1."""
+    """A metric over rounds, mean and one standard deviation over seeds; ``at_most_one`` ends the y-axis at 1.
+
+    Where there is one panel of few methods, their names stand at the ends of the curves; otherwise in a legend.
+    """
     if not panels:
         return {}
     labels = _labels(panels)
     if len(panels) == 1 and len(labels) <= _FEW:
-        width, across, height = COLUMN, 1, 2.1
-    elif len(panels) == 1:
-        width, across, height = PAGE, 1, 2.1
-    else:
-        width, across, height = PAGE, min(len(panels), 3), 1.75
+        (curves,) = panels.values()
+        return _draw_with_names(curves, labels, y_title, at_most_one)
+    width, across, height = PAGE, 1, 2.1
+    if len(panels) > 1:
+        across, height = min(len(panels), 3), 1.75
     down = math.ceil(len(panels) / across)
     columns = _legend_columns(labels, width)
     tall = height * down + 0.14 * math.ceil(len(labels) / columns) + 0.15
     figure = _figure(width, tall, layout="constrained")
     for number, (title, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(down, across, number + 1)
-        for label, curve in curves.items():
-            _draw_curve(axes, curve, labels.index(label), label)
+        _draw_panel(axes, curves, labels, at_most_one)
         if len(panels) > 1:
             axes.set_title(shortened(title, _LONGEST), fontsize=_SIZE)
         if number % across == 0:
             axes.set_ylabel(y_title, fontsize=_SIZE)
-        if at_most_one:
-            axes.set_ylim(top=min(1.0, axes.get_ylim()[1]))
-        _tidy(axes)
     _add_legend(figure, labels, columns)
     return _saved(figure)
+
+
+def _draw_with_names(
+    curves: Mapping[str, Curve], labels: Sequence[str], y_title: str, at_most_one: bool
+) -> dict[str, bytes]:
+    """Draw one panel as wide as a column, with the names of the curves at their ends."""
+    height = 2.1
+    figure = _figure(COLUMN, height + 0.15, layout="constrained")
+    axes = figure.add_subplot()
+    _draw_panel(axes, curves, labels, at_most_one)
+    axes.set_ylabel(y_title, fontsize=_SIZE)
+    _name_ends(axes, curves, labels, height)
+    return _saved(figure)
+
+
+def _draw_panel(
+    axes: "Axes", curves: Mapping[str, Curve], labels: Sequence[str], at_most_one: bool
+) -> None:
+    """Draw the curves of one panel."""
+    for label, curve in curves.items():
+        _draw_curve(axes, curve, labels.index(label), label)
+    if at_most_one:
+        axes.set_ylim(top=min(1.0, axes.get_ylim()[1]))
+    _tidy(axes)
+
+
+def _name_ends(
+    axes: "Axes", curves: Mapping[str, Curve], labels: Sequence[str], height: float
+) -> None:
+    """Write the name of every curve at its end, moved up or down so that no two names overlap."""
+    low, high = axes.get_ylim()
+    line = (high - low) * (_SIZE + 1.5) / 72 / (0.78 * height)  # of text, in units of the axis
+    ends = []
+    for label, curve in curves.items():
+        if len(curve.means):
+            ends.append((float(curve.means[-1]), label))
+    ends.sort()
+    values = []
+    for end, _ in ends:
+        values.append(end)
+    right = axes.get_xlim()[1]
+    for (end, label), place in zip(ends, _apart(values, line), strict=True):
+        colour = PALETTE[labels.index(label) % len(PALETTE)]
+        axes.annotate(
+            shortened(label, _LONGEST),
+            (right, end),
+            xytext=(right + 0.06 * (right - axes.get_xlim()[0]), place),
+            fontsize=_SIZE,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.8,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 2,
+            },
+        )
+
+
+def _apart(ends: Sequence[float], least: float) -> list[float]:
+    """Return places that are at least so far apart, as near to their ends as that allows; ends are in order.
+
+    >>> _apart([0.0, 0.5, 5.0], 1.0)
+    [-0.25, 0.75, 5.0]
+    """
+    groups: list[list[float]] = []
+    for end in ends:
+        groups.append([end])
+        while (
+            len(groups) > 1
+            and _middle(groups[-1]) - _middle(groups[-2])
+            < least * (len(groups[-1]) + len(groups[-2])) / 2
+        ):
+            last = groups.pop()
+            groups[-1] += last
+    places = []
+    for group in groups:
+        first = _middle(group) - least * (len(group) - 1) / 2
+        for number in range(len(group)):
+            places.append(first + least * number)
+    return places
+
+
+def _middle(group: Sequence[float]) -> float:
+    return sum(group) / len(group)
 
 
 def _labels(panels: Panels) -> list[str]:
@@ -86,9 +175,10 @@ def _draw_curve(axes: "Axes", curve: Curve, number: int, label: str) -> None:
         curve.x,
         curve.means,
         color=colour,
-        linestyle=_STYLES[number // len(PALETTE) % len(_STYLES)],
+        linestyle=_STYLES[number % len(_STYLES)],
         linewidth=1.1,
-        marker=only_point(curve.x),
+        marker=_MARKERS[number % len(_MARKERS)],
+        markevery=max(1, len(curve.x) // 6),
         markersize=3,
         label=label,
     )
@@ -127,111 +217,123 @@ def _add_legend(figure: "Figure", labels: Sequence[str], columns: int) -> None:
     )
 
 
-# -- the critical-difference diagram -----------------------------------------------------------------------------------
+# -- the forest plot ---------------------------------------------------------------------------------------------------
 
 
-class _RankAxis:
-    """The places of a critical-difference diagram, in inches: ranks from left to right, names on both sides."""
+class _ForestPlaces:
+    """Where everything is in a forest plot, in inches: names, the axis, verdicts and costs from left to right."""
 
-    top = 0.62  # of the axis
-    row = 0.165  # of a name
-    bar = 0.085  # of the bar of a group
+    row = 0.19  # of a line
+    above, below = 0.12, 0.46  # the axis
 
-    def __init__(self, names: Sequence[str], levels: int) -> None:
-        self.count = len(names)
-        self.left = math.ceil(self.count / 2)  # names on the left
+    def __init__(self, forest: Forest) -> None:
+        longest, verdict, costs = 0, 0, 0
+        for row in forest.rows:
+            longest = max(longest, min(len(title_of(row.name)), _LONGEST))
+            verdict = max(verdict, len(row.verdict))
+            costs = max(costs, len(row.costs))
+        self.left = longest * _CAPITAL + 0.16
+        self.right = verdict * _CHARACTER + 0.12
+        self.cost = 0.62  # of a column of costs
+        beside = self.left + self.right + self.cost * costs
         self.width = COLUMN
-        if self.count > _FEW or max(map(len, names)) > 18:
+        if beside > 0.62 * COLUMN:
             self.width = PAGE
-        longest = max(map(len, all_shortened(names, _LONGEST)))
-        self.aside = min(longest * _CHARACTER + 0.18, 0.37 * self.width)  # for names
-        self.first_row = self.top + self.bar * (levels + 1)
-        self.height = self.first_row + self.row * self.left + 0.06
+        self.axis = max(self.width - beside, 1.0)
+        self.width = beside + self.axis
+        self.rows = len(forest.rows)
+        for cell in forest.cells:
+            self.rows += bool(cell)  # it has a heading
+        self.height = self.above + self.row * self.rows + self.below
+        self.reach = 1.06 * forest.reach
 
-    def at(self, rank: float) -> float:
-        """Return where a rank is on the axis."""
-        return self.aside + (rank - 1) / (self.count - 1) * (self.width - 2 * self.aside)
+    @property
+    def middle(self) -> float:
+        """Return where the axis is, as a share of the width."""
+        return self.left / self.width
+
+    def beside(self, column: int) -> float:
+        """Return where the verdicts (column 0) and the columns of costs begin, as shares of the axis."""
+        at = self.axis + 0.08
+        if column:
+            at = self.axis + self.right + self.cost * (column - 1) + 0.04
+        return at / self.axis
 
 
 @as_written
-def draw_ranks(
-    means: Mapping[str, float], distance: float, groups: Sequence[Sequence[str]]
-) -> dict[str, bytes]:
-    """A critical-difference diagram: bars join methods whose mean ranks do not differ (Demšar 2006).
-
-    Args:
-        means: the mean rank of every method, best first
-        distance: the critical difference
-        groups: methods, best first, among which no two differ by more
-    """
-    levels = _levels(means, groups)
-    axis = _RankAxis(list(means), len(set(levels)))
-    figure = _figure(axis.width, axis.height)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_xlim(0, axis.width)
-    axes.set_ylim(axis.height, 0)
-    axes.axis("off")
-    _draw_axis(axes, axis)
-    _draw_distance(axes, axis, distance)
-    for place, (name, rank) in enumerate(means.items()):
-        _draw_name(axes, axis, place, name, rank)
-    for level, group in zip(levels, groups, strict=True):
-        y = axis.top + axis.bar * (level + 1)
-        ends = [axis.at(means[group[0]]) - 0.03, axis.at(means[group[-1]]) + 0.03]
-        axes.plot(ends, [y, y], color="black", linewidth=2.2, solid_capstyle="butt")
+def draw_forest(forest: Forest) -> dict[str, bytes]:
+    """A forest plot: each difference with its interval, the zone shaded, the verdict at the right, then the costs."""
+    if not forest.rows:
+        return {}
+    places = _ForestPlaces(forest)
+    figure = _figure(places.width, places.height)
+    shape = (
+        places.middle,
+        places.below / places.height,
+        places.axis / places.width,
+        places.row * places.rows / places.height,
+    )
+    axes = figure.add_axes(shape)
+    axes.set_xlim(-places.reach, places.reach)
+    axes.set_ylim(places.rows - 0.5, -0.5)
+    if forest.zone:
+        axes.axvspan(-forest.zone, forest.zone, color="#d9d9d9", linewidth=0)
+    axes.axvline(0, color="black", linewidth=0.6)
+    at = 0
+    for cell in forest.cells:
+        if cell:
+            _draw_heading(axes, cell, at, places)
+            at += 1
+        for row in forest.of_cell(cell):
+            _draw_row(axes, row, at, places)
+            at += 1
+    axes.set_yticks([])
+    axes.set_xlabel(forest.title, fontsize=_SIZE)
+    axes.locator_params(axis="x", nbins=5)
+    axes.tick_params(labelsize=_SIZE, width=0.6, length=2.5)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     return _saved(figure)
 
 
-def _draw_axis(axes: "Axes", axis: _RankAxis) -> None:
-    """Draw the axis of the ranks with its ticks."""
-    top = axis.top
-    axes.plot([axis.at(1), axis.at(axis.count)], [top, top], **_INK)
-    step = math.ceil(axis.count / 20)  # so that the numbers of many methods do not overlap
-    for tick in range(1, axis.count + 1, step):
-        x = axis.at(tick)
-        axes.plot([x, x], [top - 0.06, top], **_INK)
-        axes.text(x, top - 0.08, str(tick), ha="center", va="bottom", fontsize=_SIZE)
+def _draw_heading(axes: "Axes", cell: str, at: int, places: _ForestPlaces) -> None:
+    """Draw the name of a cell above its lines."""
+    axes.annotate(
+        shortened(cell, 2 * _LONGEST),
+        (-places.left / places.axis, at),
+        xycoords=("axes fraction", "data"),
+        fontsize=_SIZE,
+        fontweight="bold",
+        va="center",
+        annotation_clip=False,
+    )
 
 
-def _draw_distance(axes: "Axes", axis: _RankAxis, distance: float) -> None:
-    """Draw the critical difference above the axis, as long as it is on it."""
-    start = axis.at(1)
-    reach = axis.at(1 + distance) - start
-    axes.plot([start, start + reach], [0.2, 0.2], **_INK)
-    for end in (start, start + reach):
-        axes.plot([end, end], [0.16, 0.24], **_INK)
-    text = f"critical difference {distance:.2f}"
-    axes.text(start + reach / 2, 0.12, text, ha="center", fontsize=_SIZE)
-
-
-def _draw_name(axes: "Axes", axis: _RankAxis, place: int, name: str, rank: float) -> None:
-    """Draw a name on its side with a line to its rank; the better half is on the left, the best ones on top."""
-    if place < axis.left:
-        row, side = place, "right"
-        end = axis.aside - 0.08
-        beside = end - 0.04
-    else:
-        row, side = axis.count - 1 - place, "left"
-        end = axis.width - axis.aside + 0.08
-        beside = end + 0.04
-    y = axis.first_row + axis.row * row + axis.row / 2
-    x = axis.at(rank)
-    axes.plot([x, x, end], [axis.top, y, y], **_INK)
-    most = max(4, int((axis.aside - 0.1) / _CHARACTER))
-    axes.text(beside, y, shortened(name, most), ha=side, va="center", fontsize=_SIZE)
-
-
-def _levels(means: Mapping[str, float], groups: Sequence[Sequence[str]]) -> list[int]:
-    """Return for every group the lowest level at which its bar touches no other."""
-    ends = list[float]()
-    levels = list[int]()
-    for group in groups:
-        first = means[group[0]]
-        free = [level for level, end in enumerate(ends) if end < first - 0.05]
-        level = min(free, default=len(ends))
-        ends[level : level + 1] = [means[group[-1]]]
-        levels.append(level)
-    return levels
+def _draw_row(axes: "Axes", row: ForestRow, at: int, places: _ForestPlaces) -> None:
+    """Draw one line of a forest plot; a method that is undecided has an open marker."""
+    filled = "black"
+    if row.verdict.startswith("undecided"):
+        filled = "white"
+    if row.low is not None and row.high is not None:
+        axes.plot([row.low, row.high], [at, at], **_INK)
+        for end in (row.low, row.high):
+            axes.plot([end, end], [at - 0.16, at + 0.16], **_INK)
+    axes.plot(
+        row.mean,
+        at,
+        marker="o",
+        markersize=3.6,
+        markerfacecolor=filled,
+        markeredgecolor="black",
+        markeredgewidth=0.7,
+    )
+    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": _SIZE}
+    where["va"] = "center"
+    where["annotation_clip"] = False
+    name = shortened(title_of(row.name), _LONGEST)
+    axes.annotate(name, (-0.08 / places.axis, at), ha="right", **where)
+    axes.annotate(row.verdict, (places.beside(0), at), **where)
+    for number, cost in enumerate(row.costs):
+        axes.annotate(cost, (places.beside(number + 1), at), color="#555555", **where)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

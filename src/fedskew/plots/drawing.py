@@ -48,8 +48,21 @@ def shortened(text: str, most: int) -> str:
 
 
 def all_shortened(names: Iterable[str], most: int) -> list[str]:
-    """Return names of at most so many characters each."""
-    return [shortened(name, most) for name in names]
+    """Return names of at most so many characters each; two names that begin alike keep their ends as well.
+
+    >>> all_shortened(["alphabet-one", "alphabet-two", "beta"], 9)
+    ['alph…-one', 'alph…-two', 'beta']
+    """
+    whole = list(names)
+    beginnings = [shortened(name, most) for name in whole]
+    half = (most - 1) // 2
+    short = []
+    for name, beginning in zip(whole, beginnings, strict=True):
+        if len(name) > most and beginnings.count(beginning) > 1:
+            short.append(f"{name[:half]}…{name[-half:]}")
+        else:
+            short.append(beginning)
+    return short
 
 
 def only_point(x: Sequence[float]) -> str:

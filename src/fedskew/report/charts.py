@@ -13,7 +13,8 @@ import numpy as np
 from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
 from fedskew.plots.drawing import PALETTE
-from fedskew.runs.summary import NAMES
+from fedskew.plots.forest import ForestRow
+from fedskew.runs.summary import CLIENT_NAMES, NAMES
 
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
@@ -29,6 +30,8 @@ COLOURS = {
     "own_test": "#D55E00",
     "trained_test": "#CC79A7",
     "calibrated_test": "#E69F00",
+    "client_test": "#56B4E9",
+    "client_validation": "#8C6BB1",
 }
 FATES = {  # columns of the table of rounds, by name and colour
     "answered": ("answered", "#56B4E9"),
@@ -82,7 +85,7 @@ def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Optio
     """The metric of the global and of the clients' models, with the best round marked."""
     option = _frame("", metric, axis=True, dataset=["rounds"])
     option["series"] = []
-    for part, title in NAMES.items():
+    for part, title in {**NAMES, **CLIENT_NAMES}.items():
         column = f"{part}_{metric}"
         if column in table:
             name = title.removeprefix("global model, ")
@@ -142,16 +145,19 @@ def overlaid(
     return _up_to_one(option, metric)
 
 
-def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
-    """Mean ranks of methods, each with a line of half the critical difference to either side."""
-    option = _frame(
-        "mean rank, 1 is best; lines that do not overlap differ", "", legend={"show": False}
-    )
-    option["xAxis"] |= {"min": 1, "max": len(means), "minInterval": 1}
+def forest(rows: Sequence[ForestRow], zone: float | None, reach: float) -> Option:
+    """Differences to a control with their intervals, one line a method with its verdict; the zone is shaded.
+
+    The axis goes as far as ``reach`` on both sides, so that panels of several skews can be compared.
+    """
+    option = _frame("difference", "", legend={"show": False})
+    names = [f"{row.name}: {row.verdict}" for row in rows]
     option["yAxis"] = {
-        "type": "category", "data": list(means), "inverse": True,
-        "axisLabel": {"width": 150, "overflow": "truncate", "interval": 0},
+        "type": "category", "data": names, "inverse": True,
+        "axisLabel": {"width": 150, "overflow": "break", "lineHeight": 14, "interval": 0},
     }  # fmt: skip
+    option["xAxis"] |= {"min": -reach, "max": reach, "splitNumber": 4}
+    option["xAxis"]["axisLabel"] = {"hideOverlap": True}
     option["tooltip"] = {"trigger": "item", "confine": True}
     option["grid"] |= {"top": 12}
     plain: Option = {
@@ -159,23 +165,36 @@ def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
         "showSymbol": False,
         "color": PALETTE[0],
         "silent": True,
-        "lineStyle": {"width": 4},
+        "lineStyle": {"width": 3},
     }
     option["series"] = []
     points = []
-    for place, rank in enumerate(means.values()):
-        low = max(1, rank - distance / 2)
-        high = min(len(means), rank + distance / 2)
-        option["series"].append({**plain, "data": [[low, place], [high, place]]})
-        points.append([round(rank, 4), place])
-    mark = {
+    for place, row in enumerate(rows):
+        if row.low is not None and row.high is not None:
+            ends = [[row.low, place], [row.high, place]]
+            option["series"].append({**plain, "data": ends})
+        points.append([round(row.mean, 6), place])
+    mark: Option = {
         "type": "scatter",
-        "name": "mean rank",
+        "name": "difference",
         "symbolSize": 11,
         "color": PALETTE[1],
         "data": points,
         "z": 5,
+        "markLine": {
+            "silent": True,
+            "symbol": "none",
+            "label": {"show": False},
+            "lineStyle": {"type": "solid", "width": 1, "color": "#888888"},
+            "data": [{"xAxis": 0}],
+        },
     }
+    if zone:
+        mark["markArea"] = {
+            "silent": True,
+            "itemStyle": {"color": "#8884", "borderWidth": 0},
+            "data": [[{"xAxis": -zone}, {"xAxis": zone}]],
+        }
     option["series"].append(mark)
     return option
 

@@ -1,9 +1,14 @@
 """The curves of a comparison's figure: the metric on test rows over rounds, by condition and method."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from fedskew.algorithms.titles import title_of
 from fedskew.plots.drawing import Curve
 from fedskew.runs.summary import mean_and_std
+from fedskew.study.comparison_rows import SCORE
 from fedskew.study.comparison_table import Comparison
 from fedskew.study.run_data import RunData
 
@@ -21,22 +26,22 @@ def curve_panels(found: Comparison) -> dict[str, dict[str, Curve]]:
 
 def curve_title(found: Comparison) -> str:
     """Return what the curves show."""
-    title = f"test {found.rows.metric}"
-    if _column(found).startswith("own_"):
-        return f"{title} (mean of own models)"
-    return title
+    return found.columns[SCORE][0]
 
 
 def _column(found: Comparison) -> str:
-    """Return the one column that is drawn: of the shared model, unless there is only the mean of the clients' own."""
-    shared = f"test_{found.rows.metric}"
-    if any(_has(run, shared) for run in found.rows.runs.runs):
-        return shared
-    return f"own_test_{found.rows.metric}"
+    """Return the one column that is drawn: that of the goal."""
+    if found.rows.goal == "own":
+        return f"client_test_{found.rows.metric}"
+    return f"test_{found.rows.metric}"
 
 
 def _has(run: RunData, column: str) -> bool:
-    return any(value is not None for value in run.rounds.get(column, []))
+    """Return whether a run has a number in this column in any round."""
+    for value in run.rounds.get(column, []):
+        if value is not None and math.isfinite(value):
+            return True
+    return False
 
 
 def _runs_with_curves(found: Comparison, column: str) -> dict[str, dict[str, list[RunData]]]:
@@ -46,7 +51,8 @@ def _runs_with_curves(found: Comparison, column: str) -> dict[str, dict[str, lis
         if _has(run, column):
             title = ", ".join(str(setting.values.get(name)) for name in found.rows.conditions)
             by_method = by_condition.setdefault(title, {})
-            by_method.setdefault(found.rows.runs.label_of(setting, False), []).append(run)
+            label = title_of(found.rows.runs.label_of(setting, conditions=False))
+            by_method.setdefault(label, []).append(run)
     return by_condition
 
 
@@ -55,7 +61,7 @@ def _curve(runs: Sequence[RunData], column: str) -> Curve:
     rounds, means, deviations = [], [], []
     for at in range(min(len(run.rounds["round"]) for run in runs)):
         values = [run.rounds[column][at] for run in runs]
-        if None in values:
+        if None in values or not np.isfinite(values).all():
             continue
         mean, deviation = mean_and_std(values)
         rounds.append(runs[0].rounds["round"][at])

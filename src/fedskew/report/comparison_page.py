@@ -1,19 +1,20 @@
-"""The page of a comparison: the table of methods, whether they differ, their curves, and how to run them again."""
+"""The page of a comparison: verdicts, methods, what clients gain, curves, and how to run them again."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedskew.report import charts
+from fedskew.report.client_gains import add_gains
 from fedskew.report.html_page import MOST_ROWS, Page, grid, html_file, listed, pairs
 from fedskew.report.markup import Markup, table, tag
 from fedskew.report.run_page import command_of
 from fedskew.study.compared_runs import Compared
 from fedskew.study.run_data import spelled
-from fedskew.study.significance import said_p
 
 if TYPE_CHECKING:
     from fedskew.study.comparison_table import Comparison
 
+COSTS = ("traffic", "simulated time")  # compared with the control
 _WHOLE = 60  # rows of a comparison that are shown at once
 
 
@@ -21,18 +22,55 @@ def comparison_page(found: "Comparison") -> bytes:
     """Return the page of several runs."""
     runs = found.rows.runs
     page = Page(runs.title, dict(runs.tables))
+    _add_verdict(page, found)
+    page.warnings([*found.judgement.cautions(), *runs.warnings()])
     _add_results(page, found)
-    page.warnings(runs.warnings())
-    _add_significance(page, found)
+    add_gains(page, found)
     _add_curves(page, runs)
     _add_setting(page, runs)
     return html_file(page.content(runs.axes))
 
 
+def _add_verdict(page: Page, found: "Comparison") -> None:
+    """Add the goal, the verdicts in words, and the forest plot of every cell."""
+    says = tag("ul", *listed(found.judgement.says))
+    figures = []
+    for number, cell in enumerate(found.forest.cells):
+        figures.append(_forest(page, found, number, cell))
+    notes = []
+    for text in (found.judgement.how_judged(), *found.judgement.shared_rows()):
+        notes.append(tag("p", text))
+    first = tag("p", found.judgement.goal_said)
+    page.section("verdict", "Verdict", first, says, grid(*figures), *notes)
+
+
+def _forest(page: Page, found: "Comparison", number: int, cell: str) -> Markup:
+    """Return the forest plot of one cell."""
+    forest = found.forest
+    rows = forest.of_cell(cell)
+    title = forest.title
+    if cell:
+        title += f", {cell}"
+    says = (
+        "Lines are the intervals that hold together for all methods; the zone of equal is shaded."
+    )
+    cells = []
+    for row in rows:
+        cells.append([row.name, row.numbers(forest.digits), row.verdict, *row.costs])
+    head = ["method", "difference (interval)", "verdict", *COSTS[: len(rows[0].costs)]]
+    numbers = table(title, head, cells, ["difference (interval)", "verdict"])
+    option = charts.forest(rows, forest.zone, float(f"{forest.reach:.2g}"))
+    name = "forest"
+    if number:
+        name += f"-{number}"
+    return page.chart(name, title, option, says, numbers, 90 + 38 * len(rows))
+
+
 def _add_results(page: Page, found: "Comparison") -> None:
-    """Add the table of methods and what it says."""
-    head = _score_first(found, found.head())
-    lines = [_score_first(found, line) for line in found.lines()]
+    """Add the table of methods and what is to be known of it."""
+    lines = []
+    for line in found.lines():
+        lines.append(_score_first(found, line))
     texts = []
     for title, is_text in zip(found.head()[1:], found.texts()[1:], strict=True):
         if is_text:
@@ -40,58 +78,41 @@ def _add_results(page: Page, found: "Comparison") -> None:
     style = "long"
     if len(lines) <= _WHOLE:
         style = "whole"
-    first = tag("p", f"{found.judgement.goal} {found.judgement.verdict.says}")
+    head = _score_first(found, found.head())
     methods = tag("div", table("Methods", head, lines, texts), class_=style)
-    notes = tag("ul", *listed(found.notes()[2:]))
+    notes = tag("ul", *listed(_notes(found)))
     meanings = pairs(found.meanings(), "facts")
     meanings = tag("details", tag("summary", "What the columns are"), meanings)
-    page.section("results", "Results", first, methods, notes, meanings)
+    page.section("results", "Methods", methods, notes, meanings)
+
+
+def _notes(found: "Comparison") -> list[str]:
+    """Return the notes of the table that are nowhere else on the page."""
+    shown = {
+        found.judgement.goal_said,
+        *found.judgement.says,
+        *found.judgement.cautions(),
+        *found.judgement.shared_rows(),
+    }
+    others = []
+    for text in found.notes():
+        if text not in shown:
+            others.append(text)
+    return others
 
 
 def _score_first(found: "Comparison", line: Sequence[str]) -> list[str]:
-    """Return a row of the table with the score that decides and p right after the method, for narrow screens."""
-    if found.judgement.score not in found.columns:
-        return list(line)
-    method, *cells, p = line
-    place = len(cells) - len(found.columns) + list(found.columns).index(found.judgement.score)
-    return [method, cells.pop(place), p, *cells]
-
-
-def _add_significance(page: Page, found: "Comparison") -> None:
-    """Add whether methods differ beyond noise."""
-    by = tag(
-        "p",
-        f"{found.judgement.verdict.says} Methods are compared by {found.judgement.score_said}, "
-        "paired over seeds and conditions.",
-    )
-    numbers = _differences(found)
-    if found.judgement.ranks is None:
-        page.section(
-            "significance", "Significance", by, numbers, tag("p", found.judgement.no_ranks)
-        )
-        return
-    ranks = found.judgement.ranks
-    says = (
-        f"Mean ranks over {ranks.blocks} blocks (seeds and conditions). Friedman's test: p = {said_p(ranks.p)}. Two "
-        f"methods differ if their mean ranks are more than {ranks.distance:.2f} apart (Nemenyi's test, 5 %)."
-    )
-    option = charts.mean_ranks(ranks.means, ranks.distance)
-    means = table("Mean ranks", ["method", "mean rank"], ranks.means.items())
-    tall = 90 + 32 * len(ranks.means)
-    figure = page.chart("ranks", "Critical differences", option, says, means, tall)
-    page.section("significance", "Significance", by, grid(figure, numbers))
-
-
-def _differences(found: "Comparison") -> Markup:
-    """Return by how much methods differ from the best one."""
-    rows = []
-    for label in found.judgement.scores:
-        if label in found.judgement.verdict.differences:
-            # Not -x, which is printed as -0 where there is no difference
-            difference = 0.0 - found.rows.sign * found.judgement.verdict.differences[label]
-            rows.append([label, f"{difference:+.4g}", found.judgement.verdict.p_values.get(label)])
-    head = ["method", "difference", "p, corrected"]
-    return table(f"Difference to {found.judgement.verdict.best}", head, rows)
+    """Return a row of the table with score, difference and verdict right after the method, for narrow screens."""
+    first = 1 + len(found.rows.options) + len(found.rows.conditions) + 1
+    judged = 2
+    if found.rows.rules.control is not None:
+        judged = 3
+    return [
+        line[0],
+        *line[first : first + judged],
+        *line[1:first],
+        *line[first + judged :],
+    ]
 
 
 def _add_curves(page: Page, runs: Compared) -> None:

@@ -48,7 +48,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     place = out or folders[0] / on_disk.PAGE
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedskewError(f"--out {out} is no file in an existing folder: give another")
-    from fedskew.study.comparison_table import comparison
+    from fedskew.study.read_comparison import comparison
 
     if len(folders) == 1 and not (folders[0] / on_disk.GROUP).is_file():
         content = _page_of_run(RunData(open_run(folders[0])))

@@ -11,7 +11,7 @@ from fedskew.report.markup import Markup, tag
 from fedskew.report.method_section import add_method
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import from_python
-from fedskew.runs.summary import NAMES, without_shared_score
+from fedskew.runs.summary import CLIENT_NAMES, NAMES, without_shared_score
 from fedskew.study.run_data import RunData, name_of, spelled
 
 _TILES = {  # of the summary, with their titles
@@ -72,7 +72,7 @@ def _add_curves(page: Page, run: RunData) -> None:
 def _curve(page: Page, run: RunData, metric: str) -> Markup:
     """Return the curves of one metric on all parts that were evaluated."""
     columns = []
-    for part in NAMES:
+    for part in (*NAMES, *CLIENT_NAMES):
         if f"{part}_{metric}" in run.curves:
             columns.append(f"{part}_{metric}")
     column_in_words = columns[0]

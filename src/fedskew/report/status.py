@@ -14,12 +14,13 @@ from fedskew.core.lock import holder
 from fedskew.report.event_log import read_events
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import APP, RUN, Row, RunFolder
-from fedskew.runs.summary import NAMES
+from fedskew.runs.summary import CLIENT_NAMES, NAMES
+from fedskew.study.member import FAILED
 from fedskew.study.study_folder import read_members
-from fedskew.study.study_runs import FAILED
 
 RECENT = 50  # rounds, from whose duration the time left is estimated
-_SCORE = re.compile(rf"(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})_\w+")
+_PARTS = sorted((*NAMES, *CLIENT_NAMES), key=len, reverse=True)
+_SCORE = re.compile(rf"(?:{'|'.join(_PARTS)})_\w+")
 
 
 @dataclass(frozen=True)

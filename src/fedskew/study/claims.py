@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from fedskew.study.judge import FEWEST_BLOCKS
 from fedskew.study.method_contrasts import Contrast
-from fedskew.study.significance import FEWEST_BLOCKS
 
 _ROUNDING = 1e-9  # below which a difference is none
 Outcome = Literal[

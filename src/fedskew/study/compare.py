@@ -14,10 +14,12 @@ from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import GROUP, Row, resume_command
 from fedskew.runs.run import Run
-from fedskew.study.comparison_table import Comparison, comparison
+from fedskew.study.comparison_table import Comparison
 from fedskew.study.overview import overview
-from fedskew.study.study_folder import Study, freeze, record_target
-from fedskew.study.study_plan import plan_of
+from fedskew.study.read_comparison import comparison
+from fedskew.study.settle import plan_of
+from fedskew.study.stages import wanted
+from fedskew.study.study_folder import BEFORE_THE_FIRST_RUN, Study, freeze, record_target
 from fedskew.study.study_runs import Execution, Watcher, execute, unwatched
 from fedskew.study.target_score import Target
 
@@ -59,7 +61,11 @@ def compare(
 
     Everything is checked, and recorded in the folder, before the first run.
     """
-    return carry_out(freeze(plan_of(given), out, or_resume), writers, watch=watch)
+    try:
+        plan = plan_of(given)
+    except KeyboardInterrupt:
+        raise Interrupted(BEFORE_THE_FIRST_RUN) from None
+    return carry_out(freeze(plan, out, or_resume), writers, watch=watch)
 
 
 def carry_out(
@@ -71,20 +77,20 @@ def carry_out(
     force: bool = False,
 ) -> Outcome:
     """Run what a study has left to run, judge all its runs, and write its files."""
-    members = study.plan.members
-    with watch(members) as callbacks:
-        try:
-            summaries = execute(study, Execution(callbacks, writers.run, retry, force))
-        except KeyboardInterrupt as stop:
-            code = getattr(stop, "code", 130)
-            again = resume_command(study.folder)
-            raise Interrupted(f"interrupted; resume with: {again}", code) from None
-    runs = overview(members, summaries)
-    if all("failed" in row for row in summaries):
-        return Outcome(study.folder, runs, None)
-    found = comparison([study.folder])
-    writers.comparison(found, study.folder)
-    return Outcome(study.folder, runs, found)
+    try:
+        first = wanted(study.folder, study.plan.members, study.plan.judging)
+        with watch(first) as callbacks:
+            done = execute(study, Execution(callbacks, writers.run, retry, force))
+        runs = overview(done.members, done.summaries)
+        if all("failed" in row for row in done.summaries):
+            return Outcome(study.folder, runs, None)
+        found = comparison([study.folder])
+        writers.comparison(found, study.folder)
+        return Outcome(study.folder, runs, found)
+    except KeyboardInterrupt as stop:
+        code = getattr(stop, "code", 130)
+        again = resume_command(study.folder)
+        raise Interrupted(f"interrupted; resume with: {again}", code) from None
 
 
 def compare_finished(
@@ -93,13 +99,14 @@ def compare_finished(
     *,
     target: "Target | str | float | None" = None,
     out: Path | None = None,
+    judged_by: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Judge runs that are there; nothing is trained, and nothing written without ``out``.
 
     A given target is recorded if ``out`` is the folder of the runs. One that cannot be looked for raises an error
     before anything is written.
     """
-    found = comparison(folders, target)
+    found = comparison(folders, target, judged_by)
     own = own_folder(folders)
     if out is None:
         return Outcome(own, {}, found)

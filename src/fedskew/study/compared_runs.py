@@ -11,30 +11,34 @@ import numpy as np
 
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import Choice
+from fedskew.core.registry import Choice, compose, parts_of
 from fedskew.core.streams import Ints
 from fedskew.core.units import SIZES, TIMES, unit_for
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
 from fedskew.runs.run import open_run
 from fedskew.runs.summary import mean_and_std
+from fedskew.study.member import FAILED
 from fedskew.study.overview import warnings_of
 from fedskew.study.run_curves import CELLS, Columns
 from fedskew.study.run_data import RunData, name_of
 from fedskew.study.setting import Setting
 from fedskew.study.study_folder import read_members
-from fedskew.study.study_runs import FAILED
 
 _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
-    "tensorboard", "mlflow", "wandb",
+    "tensorboard", "mlflow", "wandb", "metric",
 }  # fmt: skip
 # Settings of the data and the clients, which a method does not choose
-_CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}
+_CONDITIONS = {
+    "data", "skew", "clients", "validation", "client_test", "client_validation", "bins", "task", "fleet",
+}  # fmt: skip
 _TITLED = 4  # methods or data sets in a title
 _SAID = 6  # methods in the sentence about a chart
 _PARTS = {
     "test": "test",
+    "client_test": "clients' held-out rows,",
+    "client_validation": "clients' validation rows,",
     "own_test": "personal models, test",
     "validation": "validation",
     "train": "training",
@@ -49,6 +53,13 @@ class FailedRun:
     reason: str
     setting: Setting
 
+    @property
+    def said(self) -> str:
+        """Return its name and the reason, which may begin with the name already."""
+        if self.reason.startswith(self.name):
+            return self.reason
+        return f"{self.name}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -57,6 +68,8 @@ class Compared:
     runs: Sequence[RunData]
     failed: Sequence[FailedRun]
     twice: Sequence[str] = ()  # folders of runs that are here already
+    # Names of numbers that were chosen for each method: they are no part of its label
+    chosen: frozenset[str] = frozenset()
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -91,7 +104,7 @@ class Compared:
         """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
         values = {}
         for name in self._different:
-            if conditions or name not in _CONDITIONS:
+            if name not in self.chosen and (conditions or name not in _CONDITIONS):
                 values[name] = str(one.values.get(name))
         named = []
         for name, value in values.items():
@@ -103,10 +116,24 @@ class Compared:
         """Return the method of a run with every option that any run of that method was given."""
         options = {}
         for name in self._options[one.method]:
-            options[name] = one.options.get(name)
-        if " + " in one.method or None in options.values():
+            if name not in self.chosen:
+                options[name.removeprefix(f"{one.method}.")] = one.options.get(name)
+        if None in options.values():
             return one.algorithm
+        if " + " in one.method:
+            return self._without_chosen(one.algorithm)
         return str(Choice(one.method, options))
+
+    def _without_chosen(self, algorithm: str) -> str:
+        """Return a method with additions without the numbers that were chosen for it."""
+        parts = []
+        for part in parts_of(algorithm, "algorithm"):
+            options = {}
+            for name, value in part.options.items():
+                if name not in self.chosen and f"{part.name}.{name}" not in self.chosen:
+                    options[name] = value
+            parts.append(Choice(part.name, options))
+        return str(compose(parts))
 
     @cached_property
     def _options(self) -> dict[str, list[str]]:
@@ -226,14 +253,22 @@ class Compared:
         """Return warnings about the comparison and about its runs."""
         summaries = [run.summary for run in self.runs]
         found = warnings_of([str(row["algorithm"]) for row in summaries], summaries)
-        found += [f"{run.name} failed: {run.reason}" for run in self.failed]
+        found += [f"failed: {run.said}" for run in self.failed]
         found += self.counted_once()
-        if len({run.metric for run in self.runs}) > 1:
-            found.append("The runs go by different metrics; the table has that of the first.")
+        if len({run.own_metric for run in self.runs}) > 1:
+            found.append("The runs go by different metrics; all are judged by that of the first.")
+        about_data: dict[str, None] = {}
         for run in self.runs:
-            own = run.summary.get("warnings", [])
+            about_data |= dict.fromkeys(run.data_warnings)
+        return [*found, *about_data, *self._warnings_of_runs()]
+
+    def _warnings_of_runs(self) -> list[str]:
+        """Return what is said of single runs, beside what their summaries warn of."""
+        found = []
+        for run in self.runs:
+            known = [*run.summary.get("warnings", []), *run.data_warnings]
             for text in run.warnings():
-                if text not in own:
+                if text not in known:
                     found.append(f"{run.disk.path.name}: {text}")
         return found
 
@@ -288,8 +323,11 @@ def _over_seeds(name: str, curves: Sequence[Sequence[float | None]], at: Ints) -
     return {name: means, f"{name} low": low, f"{name} high": high}
 
 
-def compared(folders: Sequence[Path]) -> Compared:
-    """Return the runs of these folders; the folder of a comparison stands for all its runs."""
+def compared(folders: Sequence[Path], chosen: frozenset[str] = frozenset()) -> Compared:
+    """Return the runs of these folders; the folder of a comparison stands for all its runs.
+
+    ``chosen`` are names of numbers that were chosen for each method.
+    """
     runs = dict[str, RunData]()
     failed = dict[str, FailedRun]()
     twice = []
@@ -306,7 +344,10 @@ def compared(folders: Sequence[Path]) -> Compared:
     if not runs:
         raise FedskewError("no run has finished: nothing to report")
     _refuse_several_tasks(runs.values())
-    return Compared(list(runs.values()), list(failed.values()), twice)
+    _refuse_other_rows(runs.values())
+    first = next(iter(runs.values())).metric
+    judged = [run.judged_by(first) for run in runs.values()]
+    return Compared(judged, list(failed.values()), twice, chosen)
 
 
 def _places_of_runs(folders: Sequence[Path]) -> list[Path]:
@@ -332,6 +373,21 @@ def _refuse_several_tasks(runs: Iterable[RunData]) -> None:
         raise FedskewError(
             f"{names} have different tasks and no score in common: compare runs of one task"
         )
+
+
+def _refuse_other_rows(runs: Iterable[RunData]) -> None:
+    """Raise an error for runs of one block that were trained on other rows: their difference is no method's."""
+    known: dict[str, RunData] = {}
+    for run in runs:
+        values = Setting.of_run(run).values
+        conditions = [str(values.get(name)) for name in sorted(_CONDITIONS - {"task", "fleet"})]
+        block = repr((conditions, values.get("seed"), values.get("split_seed")))
+        other = known.setdefault(block, run)
+        if other.environment.get("federation") != run.environment.get("federation"):
+            raise FedskewError(
+                f"{other.record.folder} and {run.record.folder} were trained on other rows, though their data and "
+                "seeds have the same names: compare runs on the same rows"
+            )
 
 
 def _identity(setting: Setting, run: RunData | None = None) -> str:

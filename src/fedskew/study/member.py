@@ -3,16 +3,20 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from fedskew.core.config import Experiment
+
+# What a run is for: numbers are chosen by it, methods are judged by it if its numbers were chosen, or both
+Purpose: TypeAlias = Literal["both", "choose", "judge"]
+FAILED = "failed.json"  # why a run diverged, in its folder
 
 
 @dataclass(frozen=True)
 class Member:
     """One run: the method as it was written, all settings, and the numbers of the grid among them.
 
-    ``skew`` is that of the run where a study has several.
+    ``skew`` is that of the run where a study has several, and ``purpose`` says what the run is for.
     """
 
     name: str
@@ -20,6 +24,7 @@ class Member:
     values: Mapping[str, Any]
     varied: Mapping[str, float] = field(default_factory=dict)
     skew: str = ""
+    purpose: Purpose = "both"
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedskew.study.significance import FEWEST_BLOCKS, paired_interval
+from fedskew.study.judge import FEWEST_BLOCKS, paired_interval
 
 
 @dataclass(frozen=True)

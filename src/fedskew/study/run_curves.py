@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.units import SIZES, TIMES, unit_for
-from fedskew.runs.summary import NAMES
+from fedskew.runs.summary import CLIENT_NAMES, NAMES
 
 Columns = dict[str, list[Any]]
 CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown
@@ -17,7 +17,7 @@ _USUAL = {  # columns of the table of rounds that are not a method's own
     "round", "clients", *_FATES, "lr", "local_loss", "local_accuracy", "bytes_down", "bytes_up", "simulated_seconds",
     "clock", "seconds",
 }  # fmt: skip
-_PARTS = "|".join(sorted({*NAMES, "calibrated_train"}, key=len, reverse=True))
+_PARTS = "|".join(sorted({*NAMES, *CLIENT_NAMES, "calibrated_train"}, key=len, reverse=True))
 
 
 @dataclass(frozen=True)

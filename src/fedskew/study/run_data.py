@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,8 @@ class RunData:
 
     record: Run
     disk: RunFolder = field(init=False)
+    # The metric that decides beside other runs, if it is not the run's own
+    decides: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         assert self.record.folder is not None  # only runs in folders have pages
@@ -58,9 +60,20 @@ class RunData:
         return self.disk.read_json(on_disk.ENVIRONMENT)
 
     @property
+    def own_metric(self) -> str:
+        """Return the metric that decided when it was trained."""
+        return str(self.summary.get("metric", "accuracy"))
+
+    @property
     def metric(self) -> str:
         """Return the metric that decides."""
-        return str(self.summary.get("metric", "accuracy"))
+        return self.decides or self.own_metric
+
+    def judged_by(self, metric: str) -> "RunData":
+        """Return the same run, with this metric as the one that decides."""
+        if metric == self.own_metric:
+            return self
+        return replace(self, decides=metric)
 
     @cached_property
     def rounds(self) -> Columns:
@@ -92,9 +105,14 @@ class RunData:
         return self.drawn.columns
 
     @cached_property
+    def final_rows(self) -> list[Row]:
+        """Return one row per client about its model at the end."""
+        return self.disk.table(on_disk.FINAL_CLIENTS)
+
+    @property
     def scored(self) -> ClientScores:
         """Return the scores of clients at the end."""
-        return ClientScores(self.disk.table(on_disk.FINAL_CLIENTS), self.metric, self.sign)
+        return ClientScores(self.final_rows, self.metric, self.sign)
 
     @cached_property
     def _by_client(self) -> ClientColumns:
@@ -183,10 +201,16 @@ class RunData:
             found |= self.holdings.facts()
         return found
 
+    @property
+    def data_warnings(self) -> list[str]:
+        """Return in what the data of the clients differ."""
+        return [str(text) for text in self.summary.get("data_warnings", [])]
+
     def warnings(self) -> list[str]:
         """Return what a reader should know before trusting the numbers."""
         summary, config = self.summary, self.record.config
         found = [str(text) for text in summary.get("warnings", [])]
+        found += self.data_warnings
         reasons = {
             "excluded": "were NaN or infinite and were left out",
             "dropped": "were lost because the client dropped out",

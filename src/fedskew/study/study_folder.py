@@ -1,4 +1,4 @@
-"""A study on disk: the list of its runs and its target, frozen before the first run."""
+"""A study on disk: the list of its runs, how it is judged and its target, frozen before the first run."""
 
 import json
 import re
@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import AUTO, Experiment
@@ -16,14 +18,22 @@ from fedskew.core.writing import write_atomically
 from fedskew.runs.choices import spell
 from fedskew.runs.execute import fresh_folder, prepare
 from fedskew.runs.folder import GROUP, TakenError, must_be_new, new_folder, resume_command
+from fedskew.server.server import Server
 from fedskew.skew.federate import DEFAULT_SKEW
 from fedskew.study.jobs import checked_jobs
-from fedskew.study.member import Member
+from fedskew.study.judge import usual_zone
+from fedskew.study.judging import JUDGING, Judging, freeze_judging, read_judging, written
+from fedskew.study.member import Member, Purpose
 from fedskew.study.partitions import Partitions
+from fedskew.study.row_worth import RowWorth, row_worth
 from fedskew.study.study_plan import Plan
 from fedskew.study.target_score import Target
+from fedskew.tasks.task import Task
 
 TARGET = "target.txt"
+BEFORE_THE_FIRST_RUN = (
+    "interrupted before the first run: nothing was written, give the command again"
+)
 
 
 @dataclass(frozen=True)
@@ -37,25 +47,45 @@ class Study:
 def freeze(plan: Plan, folder: Path | None, or_resume: bool = False) -> Study:
     """Return the study of a plan, after all checks, in a new folder: nothing of it changes from now on.
 
-    With ``or_resume`` the folder may hold the study already, if it has the same runs; a given target replaces its own.
+    With ``or_resume`` the folder may hold the study already, if it has the same runs and is judged in the same way; a
+    given target replaces its own.
     """
     if or_resume and folder is None:
         raise FedskewError("or_resume needs out: give the folder to resume")
     try:
         if or_resume and folder and folder.exists():
             must_be_the_same(folder, plan.members)
+            frozen = _same_judging(folder, plan.judging)
             if plan.target:
                 check(plan)
                 record_target(folder, plan.target)
-            return Study(folder, plan)
+            return Study(folder, replace(plan, judging=frozen))
         if folder:
             must_be_new(folder)
-        check(plan)
+        plan = check(plan)
         return Study(_create_somewhere(folder, plan), plan)
     except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted before the first run: nothing was written, give the command again"
-        ) from None
+        raise Interrupted(BEFORE_THE_FIRST_RUN) from None
+
+
+def _same_judging(folder: Path, given: Judging) -> Judging:
+    """Return how the study of a folder is judged; an error if it is to be judged otherwise now."""
+    frozen = read_judging(folder)
+    if frozen is None:  # an older version has begun it
+        freeze_judging(folder, given)
+        return given
+    for name in ("goal", "score", "control", "pool", "choose", "choose_seeds"):
+        if getattr(frozen, name) != getattr(given, name):
+            raise FedskewError(
+                f"{folder} was begun with {name}={getattr(frozen, name)}, and this is {getattr(given, name)}: a study "
+                f"is judged as it was planned; resume it ({resume_command(folder)}), or choose another folder"
+            )
+    if given.zone not in (None, frozen.zone):
+        raise FedskewError(
+            f"{folder} was begun with equal={frozen.zone}, and this is {given.zone}: a study is judged as it was "
+            f"planned; resume it ({resume_command(folder)}), or choose another folder"
+        )
+    return frozen
 
 
 def open_study(folder: Path, jobs: int = 1, workers: int | None = None) -> Study:
@@ -64,13 +94,25 @@ def open_study(folder: Path, jobs: int = 1, workers: int | None = None) -> Study
     checked_jobs(jobs, workers)
     if workers:
         members = with_workers(members, workers)
-    return Study(folder, Plan(members, target_of(folder), jobs))
+    judging = read_judging(folder)
+    if judging is None:
+        if any(member.purpose != "both" for member in members):
+            raise FedskewError(
+                f"{folder / JUDGING} is not there: put it back, it says what the runs are for"
+            )
+        judging = Judging()  # an older version has begun it
+    return Study(folder, Plan(members, target_of(folder), jobs, judging))
 
 
-def check(plan: Plan, partitions: Partitions | None = None) -> None:
-    """Raise before the first run the errors that would stop a later one; every partition and model is made once."""
+def check(plan: Plan, partitions: Partitions | None = None) -> Plan:
+    """Raise before the first run the errors that would stop a later one; every partition and model is made once.
+
+    Returns the plan with the zone that follows from the test rows, if none was given.
+    """
     partitions = partitions or Partitions()
     without_shared_model = []
+    worth: list[RowWorth] = []
+    is_share = True
     for member in plan.members:
         experiment = member.experiment()
         with named_in_errors(member):
@@ -78,13 +120,47 @@ def check(plan: Plan, partitions: Partitions | None = None) -> None:
             method = resolve(experiment.algorithm)
             server, _ = prepare(fed, experiment.model, method, experiment.settings())
             if plan.target:
-                _check_followed(plan.target, server.evaluator.names)
+                _check_followed(plan.target, _followed(server, plan.judging))
             if not server.has_common_model:
                 without_shared_model.append(server.job.shared_model)
-    if plan.target and len(without_shared_model) == len(plan.members):
+            worth.append(row_worth(fed, plan.judging.goal or "shared", server.headline.name))
+            is_share = is_share and is_a_share(server.job.task, server.headline.name)
+    _check_shared(plan, without_shared_model)
+    if not is_share:
+        return plan
+    return replace(plan, judging=_with_zone(plan.judging, worth))
+
+
+def _check_shared(plan: Plan, without_shared_model: Sequence[str]) -> None:
+    """Refuse the goal shared where no method has a shared model."""
+    if len(without_shared_model) == len(plan.members) and plan.judging.goal == "shared":
         raise FedskewError(
-            f"a target is a score of a shared model on test rows, and {without_shared_model[0]}: leave it out"
+            f"goal=shared: {without_shared_model[0]}; judge the model that each client uses: client_test=0.2"
         )
+
+
+def _with_zone(judging: Judging, worth: Sequence[RowWorth]) -> Judging:
+    """Return how a study is judged, with what rounding to whole rows hides and the zone that follows from the rows.
+
+    Blocks may have other rows: the most that rounding hides is taken, and the zone of the median block.
+    """
+    zone = judging.zone
+    if zone is None:
+        zone = usual_zone(float(np.median([one.typical for one in worth])))
+    return replace(judging, row=max(one.rounding for one in worth), zone=zone)
+
+
+def is_a_share(task: Task, metric: str) -> bool:
+    """Return whether a metric is between 0 and 1, so that a test row has its part in it."""
+    allowed = task.ranges.get(metric)
+    return allowed is not None and (allowed.low, allowed.high) == (0, 1)
+
+
+def _followed(server: Server, judging: Judging) -> tuple[str, ...]:
+    """Return the metrics whose curves a target may be looked for in."""
+    if judging.goal == "own":
+        return (server.headline.name, "loss")
+    return server.evaluator.names
 
 
 def _check_followed(target: Target, names: Sequence[str]) -> None:
@@ -103,9 +179,10 @@ def named_in_errors(member: Member) -> Iterator[None]:
 
 
 def create(folder: Path, plan: Plan) -> None:
-    """Create the folder of a study, with the list of its runs and the target that they are to reach."""
+    """Create the folder of a study, with the list of its runs, how it is judged, and the target."""
     with new_folder(folder) as part:
         (part / GROUP).write_text(_listed(plan.members), encoding="utf-8")
+        (part / JUDGING).write_bytes(written(plan.judging))
         if plan.target:
             (part / TARGET).write_text(f"{plan.target}\n", encoding="utf-8")
 
@@ -209,6 +286,8 @@ def _damage(member: Member) -> str:
         return f"{member.name!r} needs an algorithm and values"
     if not isinstance(member.skew, str):
         return f"the skew of {member.name!r} is no text"
+    if member.purpose not in get_args(Purpose):
+        return f"the purpose of {member.name!r} is {member.purpose!r}"
     if not _are_numbers(member.varied):
         return f"what {member.name!r} varies are no numbers"
     if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
@@ -14,11 +14,14 @@ from fedskew.runs.choices import brief, spell
 from fedskew.runs.experiment import check_choices
 from fedskew.study.grid import MOST_SEEDS, Grid, combinations_of, grid_of, seeds_of, several
 from fedskew.study.jobs import checked_jobs
+from fedskew.study.judging import NAMES as JUDGED_BY
+from fedskew.study.judging import Judging, judging_of
 from fedskew.study.member import Member, name_of_member
 from fedskew.study.target_score import Target
 
 GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
-_OWN = ("algorithm", "skew", "seeds", "grid", "target", "jobs")  # what is a study's, not a run's
+# What is a study's, not a run's
+_OWN = ("algorithm", "skew", "seeds", "grid", "target", "jobs", *JUDGED_BY)
 _EXACT = 2**53  # whole numbers below are exact, and written in digits
 
 
@@ -27,36 +30,95 @@ class Plan:
     """A study before its first run.
 
     Args:
-        members: its runs
+        members: its runs; those of ``purpose`` judge are run only with the numbers that were chosen
         target: the score that they are to reach, if one was given
         jobs: processes for what cannot be trained in one stack
+        judging: how it is judged
     """
 
     members: Sequence[Member]
     target: Target | None = None
     jobs: int = 1
+    judging: Judging = field(default_factory=Judging)
 
 
-def plan_of(given: Mapping[str, Any]) -> Plan:
-    """Return the plan of settings by name; bad names, choices and numbers are errors.
+@dataclass(frozen=True)
+class Asked:
+    """What a study was asked for, checked by itself; the data have not been looked at.
+
+    Args:
+        settings: those of all runs, by name
+        algorithms: the methods, as they were written
+        seeds: those that methods are judged by
+        grid: numbers by name
+        skews: several skews; a single one is among the settings
+        judging: how it is to be judged, as far as that was given
+        target: the score that runs are to reach, if one was given
+        jobs: processes for what cannot be trained in one stack
+    """
+
+    settings: Mapping[str, Any]
+    algorithms: Sequence[str]
+    seeds: Sequence[int]
+    grid: Grid
+    skews: Sequence[str]
+    judging: Judging
+    target: Target | None
+    jobs: int
+
+    def first_of(self, algorithm: str) -> Member:
+        """Return the first run of a method."""
+        grid = numbers_of(self.algorithms, self.grid)[algorithm]
+        first, *_ = members_of(self.settings, [algorithm], self.seeds[:1], grid, self.skews[:1])
+        return first
+
+    @property
+    def tries(self) -> dict[str, int]:
+        """Return with how many numbers of the grid each method is run."""
+        counts = {}
+        for algorithm, grid in numbers_of(self.algorithms, self.grid).items():
+            counts[algorithm] = len(combinations_of(grid))
+        return counts
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether numbers are chosen for a method."""
+        return self.judging.choose != "none" and max(self.tries.values()) > 1
+
+    def members(self) -> list[Member]:
+        """Return all runs that may be wanted, those by which numbers are chosen first."""
+        judged = members_of(self.settings, self.algorithms, self.seeds, self.grid, self.skews)
+        others = self.judging.choose_seeds
+        if not others or not self.chooses:
+            return judged
+        members = []
+        for member in members_of(self.settings, self.algorithms, others, self.grid, self.skews):
+            if self.tries[member.algorithm] > 1:
+                members.append(replace(member, purpose="choose"))
+        for member in judged:
+            if self.tries[member.algorithm] > 1:
+                members.append(replace(member, purpose="judge"))
+            else:
+                members.append(member)
+        return members
+
+
+def asked_of(given: Mapping[str, Any]) -> Asked:
+    """Return what is asked for by settings by name; bad names, choices and numbers are errors.
 
     ``algorithm`` and ``skew`` may be lists. ``seeds`` are whole numbers or a text such as ``0-4``, ``grid`` has numbers
-    by name, or texts such as ``mu=0,0.01,0.1``. ``target`` and ``jobs`` are those of the plan; all other names are
-    settings of an experiment.
+    by name, or texts such as ``mu=0,0.01,0.1``. ``target`` and ``jobs`` are those of the plan; ``goal``, ``score``,
+    ``control``, ``equal``, ``pool``, ``choose`` and ``choose_seeds`` say how it is judged. All other names are settings
+    of an experiment.
     """
-    known = {field.name for field in fields(Experiment)}
-    settings = {}
-    for name, value in given.items():
-        if name in _OWN:
-            continue
-        if name not in known:
-            raise unknown("setting", name, {*known, *_OWN})
-        settings[name] = value
+    settings = _settings(given)
     target = None
     if given.get("target") is not None:
         target = Target.of(given["target"])
     jobs = checked_jobs(given.get("jobs", 1), settings.get("workers"))
     seeds = _seeds(given.get("seeds"), settings)
+    judging = judging_of(given)
+    _refuse_common_seeds(judging.choose_seeds, seeds)
     chosen = several("algorithm", given.get("algorithm", "fedavg"))
     algorithms = [spell("algorithm", algorithm) for algorithm in chosen]
     skews = []
@@ -67,7 +129,30 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
             settings["skew"] = skews[0]
         skews = []
     grid = grid_of(given.get("grid") or {})
-    return Plan(members_of(settings, algorithms, seeds, grid, skews), target, jobs)
+    asked = Asked(settings, algorithms, seeds, grid, skews, judging, target, jobs)
+    members_of(settings, algorithms, seeds[:1], grid, skews)  # refuses what cannot be
+    return asked
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is given for every run; a name that is neither a run's nor a study's is an error."""
+    known = {one.name for one in fields(Experiment)}
+    settings = {}
+    for name, value in given.items():
+        if name in _OWN:
+            continue
+        if name not in known:
+            raise unknown("setting", name, {*known, *_OWN})
+        settings[name] = value
+    return settings
+
+
+def _refuse_common_seeds(choosing: Sequence[int], judging: Sequence[int]) -> None:
+    for seed in choosing:
+        if seed in judging:
+            raise FedskewError(
+                f"choose_seeds: seed {seed} is also one that methods are judged by: give others than seeds"
+            )
 
 
 def _seeds(given: Any, settings: Mapping[str, Any]) -> list[int]:
@@ -100,7 +185,7 @@ def members_of(
         raise FedskewError(
             f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time"
         )
-    applied = _applied(algorithms, grid or {})
+    applied = numbers_of(algorithms, grid or {})
     members = []
     for skew, seed, algorithm in product(skews or [""], seeds, algorithms):
         for numbers in combinations_of(applied[algorithm]):
@@ -140,7 +225,7 @@ def _in_short(experiment: Experiment) -> Experiment:
     return replace(experiment, algorithm=brief("algorithm", experiment.algorithm), skew=skew)
 
 
-def _applied(algorithms: Sequence[str], grid: Grid) -> dict[str, Grid]:
+def numbers_of(algorithms: Sequence[str], grid: Grid) -> dict[str, Grid]:
     """Return which numbers of the grid apply to every method; a name that applies to none is an error."""
     own: dict[str, set[str]] = {}
     for algorithm in algorithms:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fedskew.algorithms.contract import resolve
-from fedskew.core.errors import DivergedError
+from fedskew.core.errors import DivergedError, FedskewError
 from fedskew.core.lock import locked
 from fedskew.core.writing import write_atomically
 from fedskew.engine.together import numeric_options
@@ -23,13 +23,13 @@ from fedskew.runs.run import Run
 from fedskew.runs.runner import CheckpointInterval, Resumption, Steps, Watch
 from fedskew.server.scorer import RoundResult
 from fedskew.study.jobs import Tell, in_processes
-from fedskew.study.member import Member
+from fedskew.study.member import FAILED, Member
 from fedskew.study.overview import overview
 from fedskew.study.partitions import Partitions
 from fedskew.study.side_by_side import can_share_a_stack, side_by_side
+from fedskew.study.stages import wanted
 from fedskew.study.study_folder import Study, named_in_errors
 
-FAILED = "failed.json"
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
 CallbacksOf: TypeAlias = Callable[[Member], list[CallbackSpec]]
 Watcher: TypeAlias = Callable[[Sequence[Member]], AbstractContextManager[CallbacksOf]]
@@ -60,35 +60,86 @@ class Execution:
     partitions: Partitions | None = None
 
 
-def execute(study: Study, how: Execution) -> list[Row]:
-    """Run, resume or skip every run of a study; return their summaries, and write them with means to its folder.
+class Executed(NamedTuple):
+    """The runs that a study wanted, and their summaries; those of failed ones are their names and reasons."""
+
+    members: list[Member]
+    summaries: list[Row]
+
+
+def execute(study: Study, how: Execution) -> Executed:
+    """Run, resume or skip every run that a study wants, and write their summaries with means to its folder.
 
     A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
-    ``retry``. With several jobs, what cannot be trained in one stack is trained in as many processes.
+    ``retry``. With several jobs, what cannot be trained in one stack is trained in as many processes. Where numbers are
+    chosen by other seeds, the runs that methods are judged by come after the choice.
     """
     folder = study.folder
-    members = study.plan.members
     with locked(folder):
-        for member in members:
-            if (folder / member.name).exists():
-                begun = RunFolder(folder / member.name)
-                check_imports(begun.path, begun.read_json(ENVIRONMENT), how.force)
-        groups = []
-        for group in _groups(members):
-            left = [member for member in group if _is_to_run(folder / member.name, how.retry)]
-            if left:
-                groups.append(left)
-        if study.plan.jobs > 1:
-            finished_now = _run_in_processes(study, groups, how)
-        else:
-            finished_now = _run_here(study, groups, how)
+        finished_now: dict[str, Row] = {}
+        members: list[Member] = []
+        while True:
+            more = wanted(folder, study.plan.members, study.plan.judging)
+            if more == members:
+                break
+            members = more
+            finished_now |= _run(study, members, how)
+            how = replace(how, retry=False)  # what fails again has had its second try
         summaries = []
         for member in members:
             summary = finished_now.get(member.name) or _recorded(folder / member.name)
             summaries.append(summary)
         content = to_json(overview(members, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
-        return summaries
+        return Executed(members, summaries)
+
+
+def _run(study: Study, members: Sequence[Member], how: Execution) -> dict[str, Row]:
+    """Run those members that have neither finished nor failed, and return the summaries of those that finished."""
+    folder = study.folder
+    for member in members:
+        if (folder / member.name).exists():
+            begun = RunFolder(folder / member.name)
+            check_imports(begun.path, begun.read_json(ENVIRONMENT), how.force)
+    groups = []
+    for group in _groups(members):
+        left = [member for member in group if _is_to_run(folder / member.name, how.retry)]
+        if left:
+            groups.append(left)
+    _check_rows(folder, members, groups, how.partitions or Partitions())
+    if study.plan.jobs > 1:
+        return _run_in_processes(study, groups, how)
+    return _run_here(study, groups, how)
+
+
+def _check_rows(
+    folder: Path,
+    members: Sequence[Member],
+    groups: Sequence[Sequence[Member]],
+    partitions: Partitions,
+) -> None:
+    """Refuse to train on other rows than those of the runs of the same block that have begun."""
+    begun: dict[tuple[str, int, int | None], tuple[str, str]] = {}
+    for member in members:
+        if (folder / member.name).exists():
+            recorded = RunFolder(folder / member.name).read_json(ENVIRONMENT).get("federation")
+            begun[_block(member)] = member.name, str(recorded)
+    for group in groups:
+        for member in group:
+            if _block(member) not in begun:
+                continue
+            name, recorded = begun[_block(member)]
+            if partitions.of(member.experiment()).fingerprint != recorded:
+                raise FedskewError(
+                    f"{member.name}: the clients hold other rows than in {name}: put the data back, or begin a new "
+                    "comparison"
+                )
+
+
+def _block(member: Member) -> tuple[str, int, int | None]:
+    """Return what the rows of a run follow from, within a study."""
+    experiment = member.experiment()
+    return str(experiment.skew), experiment.seed, experiment.split_seed
 
 
 def _groups(members: Sequence[Member]) -> list[list[Member]]:

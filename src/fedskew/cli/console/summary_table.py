@@ -1,7 +1,7 @@
-"""The table of results: one row for each method and its hyper-parameters, as wide as the terminal allows."""
+"""The table of results: one row for each method, as wide as the terminal allows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,11 +12,7 @@ from fedskew.cli.console.terminal import escape
 if TYPE_CHECKING:
     from fedskew.runs.summary import Row
 
-# A method, and the hyper-parameters and conditions that have a column
-Kind: TypeAlias = tuple[str, Mapping[str, Any]]
-
 _LARGE = 1e6  # from here on numbers are in powers of ten
-_ENDING = ("seeds", "p")  # columns at the end of the table of a comparison
 # Titles of columns that are left out of a table that is too wide, the first ones first; the files have all.
 _DISPENSABLE = (
     "clients majority", "clients balanced", "majority", "simulated s", "s", "balanced best", "balanced", "MB", "Gini",
@@ -24,41 +20,28 @@ _DISPENSABLE = (
 )  # fmt: skip
 
 
-def print_table(
-    console: Console, kinds: Sequence[Kind], rows: "Sequence[Row]", failed: Sequence[Kind]
-) -> None:
-    """Print one row per method and its hyper-parameters, those that failed last, and the meaning of the columns."""
+def print_table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> None:
+    """Print one row per method, and the meaning of the columns."""
     columns = columns_of(rows)
-    lines = _fitted(_lines(columns, kinds, rows, failed), console.width)
+    lines = fitted(_lines(columns, methods, rows), console.width, _DISPENSABLE)
     console.print()
-    console.print(_grid(lines))
+    console.print(grid(lines))
     console.print()
     _print_meanings(console, columns.values(), lines)
 
 
 def _lines(
-    columns: Mapping[str, SummaryColumn],
-    kinds: Sequence[Kind],
-    rows: "Sequence[Row]",
-    failed: Sequence[Kind],
+    columns: Mapping[str, SummaryColumn], methods: Sequence[str], rows: "Sequence[Row]"
 ) -> list[list[str]]:
     """Return the cells of the whole table, the titles first."""
-    before = [name for name in kinds[0][1] if name not in _ENDING]
-    after = [name for name in kinds[0][1] if name in _ENDING]
-
-    def line(kind: Kind, cells: Iterable[str]) -> list[str]:
-        method, options = kind
-        first = [_option(options[name]) for name in before]
-        last = [_option(options[name]) for name in after]
-        return [escape(method), *first, *cells, *last]
-
     titles = [column.title for column in columns.values()]
-    lines = [["method", *before, *titles, *after]]
-    for kind in _distinct(kinds):
-        mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
-        lines.append(line(kind, _means(columns, mine)))
-    for kind in failed:
-        lines.append(line(kind, ["failed"] * len(columns)))
+    lines = [["method", *titles]]
+    for method in dict.fromkeys(methods):
+        mine = []
+        for other, row in zip(methods, rows, strict=True):
+            if other == method:
+                mine.append(row)
+        lines.append([escape(method), *_means(columns, mine)])
     return lines
 
 
@@ -69,23 +52,6 @@ def _means(columns: Mapping[str, SummaryColumn], rows: "Sequence[Row]") -> list[
         values = [row.get(key) for row in rows]
         cells.append(mean_text(values, column.scale, column.digits))
     return cells
-
-
-def _distinct(kinds: Sequence[Kind]) -> list[Kind]:
-    distinct: list[Kind] = []
-    for kind in kinds:
-        if kind not in distinct:
-            distinct.append(kind)
-    return distinct
-
-
-def _option(value: Any) -> str:
-    """Return a hyper-parameter; empty where a method has no such one."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return escape(str(value))
 
 
 def mean_text(values: Sequence[Any], scale: float, digits: int) -> str:
@@ -110,12 +76,15 @@ def mean_text(values: Sequence[Any], scale: float, digits: int) -> str:
     return text
 
 
-def _fitted(lines: list[list[str]], width: int) -> list[list[str]]:
-    """Return a table that fits: with methods across where that does, else without columns that are less needed."""
+def fitted(lines: list[list[str]], width: int, dispensable: Sequence[str]) -> list[list[str]]:
+    """Return a table that fits: with methods across where that does, else without columns that are less needed.
+
+    ``dispensable`` are the titles of such columns, the first ones first.
+    """
     upright = _transposed(lines)
     if _width(upright) <= width < _width(lines):
         return upright
-    for title in _DISPENSABLE:
+    for title in dispensable:
         if _width(lines) <= width:
             break
         lines = _transposed([column for column in _transposed(lines) if column[0] != title])
@@ -131,7 +100,7 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 2 for column in _transposed(lines))
 
 
-def _grid(lines: Sequence[Sequence[str]]) -> Table:
+def grid(lines: Sequence[Sequence[str]]) -> Table:
     """Return a table with the first column aligned left and the others right."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     first, *others = lines[0]
