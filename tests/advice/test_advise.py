@@ -2,23 +2,25 @@
 
 import itertools
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 from torch import nn
 
 import fedskew as fs
 from fedskew.advice.advise import Advice, advise
-from fedskew.advice.recommendation import GOALS, Gain
+from fedskew.advice.recommendation import GOALS, Recommendation, recommend
 from fedskew.cli import app
+from fedskew.core.errors import DivergedError
 from fedskew.data.federation import Federation
+from fedskew.runs.goals import Goal
 from fedskew.study import trials
 
-LITTLE = {"minutes": 60.0, "seeds": 3, "rounds": 2, "lr": 0.1}
+LITTLE = {"budget": 60.0, "seeds": 3, "rounds": 2, "lr": 0.1}
 
 
 def digits() -> tuple[Any, Any]:
@@ -38,23 +40,36 @@ def little() -> Federation:
     return fs.split((x[:200], y[:200]), "dirichlet:alpha=0.5", clients=3)
 
 
+def lowest(found: Recommendation, method: str) -> float:
+    """Return the lower end of the interval of a method's difference to FedAvg."""
+    contrast = next(one for one in found.contrasts if one.method == method)
+    assert contrast.interval is not None
+    return contrast.interval.low
+
+
+def scores_of(found: Advice, goal: Goal) -> dict[str, list[float]]:
+    """Return the scores of every method that was judged."""
+    return {one.method: list(one.scores(goal).values()) for one in found.tried}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_clients_alike_make_no_difference(seed: int):
     fed = fs.split(digits(), "iid", clients=4, seed=seed)
     found = advise(fed, "logreg", **{**LITTLE, "seeds": 6, "rounds": 15, "lr": 0.3, "seed": seed})
-    assert found.for_goal("everywhere").method == "fedavg"
-    assert found.for_goal("own").method in ("fedavg", "local")
+    for goal in GOALS:
+        assert found.for_goal(goal).method == "fedavg"
     assert "do not differ beyond chance" in found.findings[0]
+    assert "stratify-batch" not in {one.method for one in found.tried}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_class_a_client_asks_for_stratify(seed: int):
     fed = fs.split(digits(), "classes:k=1", clients=10, seed=seed)
     found = advise(fed, "mlp:hidden=64", **{**LITTLE, "seeds": 6, "rounds": 10, "seed": seed})
-    best = found.for_goal("everywhere")
+    best = found.for_goal("shared")
     assert best.method == "stratify-batch"
-    assert best.over["fedavg"].low > 0.05
-    assert "times as much a round" in best.verdict
+    assert lowest(best, "stratify-batch") > 0.05
+    assert "times as much a round" in best.says
     assert any("rows of one class" in note for note in found.notes)
     assert found.findings[0].startswith("labels differ strongly")
 
@@ -68,38 +83,57 @@ def test_shifted_features_ask_for_batchnorm_of_ones_own(seed: int):
     found = advise(fed, normalised, **{**LITTLE, "seeds": 6, "rounds": 20, "lr": 0.3, "seed": seed})
     best = found.for_goal("own")
     assert best.method == "fedbn"
-    assert best.over["fedavg"].low > 0
-    assert best.over["local"].low > 0
+    assert lowest(best, "fedbn") > 0
+    assert best.clients_over == "fedavg"
     assert best.clients.keys() == set(map(str, range(12)))
     assert all(gain.mean > 0 for gain in best.clients.values())
     assert found.findings[1].startswith("features differ strongly")
-
-
-def test_the_interval_is_that_of_a_paired_t_test():
-    ours, theirs = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.75, 0.8, 0.86, 0.6])
-    gain = Gain.of(ours - theirs, 0.95)
-    low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
-    assert (gain.low, gain.high) == pytest.approx((low, high), abs=1e-12)
-    assert gain.mean == pytest.approx(0.06)
 
 
 def test_test_rows_are_not_used(little: Federation):
     other = replace(little.data.test, y=little.data.test.y[::-1].copy(), x=little.data.test.x * 5)
     swapped = replace(little, data=replace(little.data, test=other))
     first, second = (advise(fed, "logreg", **LITTLE) for fed in (little, swapped))
-    for name, scores in first.scores.items():
-        np.testing.assert_array_equal(scores.own, second.scores[name].own)
+    for goal in GOALS:
+        assert scores_of(first, goal) == scores_of(second, goal)
 
 
 def test_all_methods_are_scored_on_the_same_rows_that_no_client_trains_on(little: Federation):
-    made = trials.Trials(little, "logreg", fs.Settings(), 3, 60.0, "accuracy")
-    assert len({fed.partition.digest for fed in made.feds}) == 3
-    for fed in made.feds:
+    made = trials.Trials(little, "logreg", fs.Settings(), 3, 60.0, "accuracy", 1)
+    feds = [made.fed_of(seed) for seed in (*made.seeds, *made.choose_seeds)]
+    assert len({fed.partition.digest for fed in feds}) == 6
+    for fed in feds:
         assert fed.held_out is not None
-        assert not set(fed.partition.rows) & set(fed.held_out.rows)
-        assert set(fed.partition.rows) | set(fed.held_out.rows) == set(little.partition.rows)
+        assert fed.client_validation is not None
+        parts = [set(split.rows) for split in (fed.partition, fed.held_out, fed.client_validation)]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == len(little.partition.rows)
         np.testing.assert_array_equal(fed.test.y, little.train.y[fed.held_out.rows])
+        assert fed.data.validation is not None
+        np.testing.assert_array_equal(
+            fed.data.validation.y, little.train.y[fed.client_validation.rows]
+        )
         assert fed.train is little.train  # so that the seeds are trained in one stack
+
+
+def test_a_learning_rate_is_chosen_for_every_method_on_validation_rows_of_other_seeds(
+    little: Federation, monkeypatch: pytest.MonkeyPatch
+):
+    runs: list[tuple[str, tuple[int, ...], float]] = []
+    run = trials.Trials._run
+
+    def noted(self: Any, method: str, rounds: int, seeds: Any, changed: Any) -> Any:
+        if changed:
+            runs.append((method, tuple(seeds), changed["lr"]))
+        return run(self, method, rounds, seeds, changed)
+
+    monkeypatch.setattr(trials.Trials, "_run", noted)
+    found = advise(little, "logreg", budget=60.0, seeds=3, rounds=2)
+    for one in found.tried:
+        mine = [(seeds, lr) for method, seeds, lr in runs if method == one.method]
+        assert [seeds for seeds, _ in mine] == [(1000, 1001, 1002)] * 3 + [(0, 1, 2)]
+        assert one.chosen is not None
+        assert [tried.numbers["lr"] for tried in one.chosen.tries] == [lr for _, lr in mine[:3]]
+        assert mine[3][1] == one.chosen.best.numbers["lr"] == found.lr[one.method]
 
 
 def test_a_number_that_should_be_low_is_compared_that_way():
@@ -109,58 +143,64 @@ def test_a_number_that_should_be_low_is_compared_that_way():
     fed = fs.split((x, y), "iid", clients=4, task="regression")
     found = advise(fed, "logreg", **{**LITTLE, "rounds": 20})
     assert found.metric == "mae"
-    assert "stratify-batch" not in found.scores  # it needs classes
     own = found.for_goal("own")
     assert own.method in ("fedavg", "local", "ditto")
-    scores = {name: scores.mean_own.mean() for name, scores in found.scores.items()}
+    scores = {name: np.mean(values) for name, values in scores_of(found, "own").items() if values}
     assert scores[own.method] < 1.05 * min(scores.values())
 
 
-def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
-    found = advise(little, "logreg", **{**LITTLE, "metric": "ece"})
-    for goal in GOALS:
-        best = found.for_goal(goal)
-        of = {
-            name: one.everywhere if goal == "everywhere" else one.mean_own
-            for name, one in found.scores.items()
-        }
-        # Clients alone share no model
-        baselines = {"fedavg"} if goal == "everywhere" else {"fedavg", "local"}
-        assert best.over.keys() == baselines - {best.method}
-        for name, gain in best.over.items():
-            assert gain.mean == pytest.approx(-(of[best.method] - of[name]).mean(), abs=1e-12)
+def test_a_method_is_recommended_only_beyond_the_zone():
+    given = {**LITTLE, "seeds": 6, "rounds": 10}
+    found = advise(fs.split(digits(), "classes:k=1", clients=10), "mlp:hidden=64", **given)
+    best = found.for_goal("shared")
+    assert best.method == "stratify-batch"
+    wide = lowest(best, "stratify-batch") + 0.01
+    rules = replace(best.contrasts[0].rules, zone=wide)
+    names = [str(client) for client in range(10)]
+    assert recommend("shared", found.tried, rules, names).method == "fedavg"
+
+
+def test_the_price_is_in_the_sentence_above_three_times_the_bytes():
+    fed = fs.split(digits(), "classes:k=1", clients=10)
+    found = advise(fed, "mlp:hidden=64", **{**LITTLE, "seeds": 6, "rounds": 10})
+    tried = {one.method: one for one in found.tried}
+    factor = tried["stratify-batch"].bytes_a_round / tried["fedavg"].bytes_a_round
+    assert factor > 3
+    assert f"sends {factor:.0f} times as much a round" in found.for_goal("shared").says
 
 
 def test_a_method_without_a_shared_model_is_none_for_the_rows_of_all(little: Federation):
     found = advise(little, normalised, **LITTLE)
-    assert {name for name, scores in found.scores.items() if scores.everywhere is None} == {
+    assert {name for name, scores in scores_of(found, "shared").items() if not scores} == {
         "local",
         "fedbn",
     }
-    assert found.as_dict()["tried"]["local"]["everywhere"] is None
+    assert found.as_dict()["tried"]["local"]["shared"] == []
     line = next(line for line in str(found).splitlines() if line.startswith("fedbn"))
-    assert line.split()[1] == "–"
+    assert line.split()[:4] == ["fedbn", "judged", "0.1", "–"]
     assert (
         "Clients share no whole model, so that there is none to score on all rows: local, fedbn."
         in found.notes
     )
-    kept = advise(little, normalised, norm="local", **LITTLE).for_goal("everywhere")
-    assert (
-        kept.verdict
-        == "There is no answer: with these settings, clients share no whole model (norm)."
-    )
+    kept = advise(little, normalised, norm="local", **LITTLE).for_goal("shared")
+    assert kept.says.startswith("There is no answer: with these settings clients share no whole")
 
 
 def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
     little: Federation, monkeypatch: pytest.MonkeyPatch
 ):
-    score = trials.Trials.score
-    monkeypatch.setattr(
-        trials.Trials, "score", lambda self, m, **c: score(self, m, **c) if m == "fedavg" else None
-    )
-    for best in advise(little, "logreg", **LITTLE).recommendations:
-        assert (best.method, best.over, best.clients) == ("fedavg", {}, {})
-        assert "Nothing else was tried to the end" in best.verdict
+    tried = trials.Trials.tried
+
+    def only_fedavg(self: Any, method: str, rates: Any) -> Any:
+        if method == "fedavg":
+            return tried(self, method, rates)
+        return trials.Tried(method, "cut by time", {})
+
+    monkeypatch.setattr(trials.Trials, "tried", only_fedavg)
+    found = advise(little, "logreg", **LITTLE)
+    for best in found.recommendations:
+        assert (best.method, best.contrasts, best.clients) == ("fedavg", [], {})
+        assert best.says.startswith("0 of 6 candidates were judged. There is nothing that fedavg")
 
 
 def test_a_metric_that_no_client_has_gives_no_answer(
@@ -176,10 +216,10 @@ def test_a_metric_that_no_client_has_gives_no_answer(
     found = json.loads(
         printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON")
     )
-    everywhere, own = found["recommendations"]
-    assert not everywhere["verdict"].startswith("There is no answer")
-    assert (own["method"], own["over"], own["clients"]) == ("fedavg", {}, {})
-    assert own["verdict"].startswith("There is no answer")
+    shared, own = found["recommendations"]
+    assert not shared["says"].startswith("There is no answer")
+    assert (own["method"], own["verdicts"], own["clients"]) == ("fedavg", {}, {})
+    assert own["says"].startswith("There is no answer")
 
 
 def test_when_the_time_is_up_it_says_what_was_not_tried(
@@ -187,17 +227,44 @@ def test_when_the_time_is_up_it_says_what_was_not_tried(
 ):
     seconds = itertools.count(0, 1.0)
     monkeypatch.setattr(trials.time, "monotonic", lambda: next(seconds))
-    found = advise(little, "logreg", minutes=1.2, seeds=3, rounds=5, lr=0.1)
-    assert "fedavg" in found.scores
-    assert "ditto" not in found.scores
-    assert any("ditto" in note for note in found.notes if note.startswith("Not tried to the end"))
+    found = advise(little, "logreg", budget=2.4, seeds=3, rounds=5, lr=0.1)
+    fates = {one.method: one.fate for one in found.tried}
+    assert fates["fedavg"] == "judged"
+    assert fates["ditto"] == "cut by time"
+    judged = list(fates.values()).count("judged") - 1
+    assert re.match(
+        rf"{judged} of {len(fates) - 1} candidates (was|were) judged\.", found.for_goal("own").says
+    )
+
+
+def test_a_method_that_diverges_or_is_refused_has_that_fate(
+    little: Federation, monkeypatch: pytest.MonkeyPatch
+):
+    run = trials.Trials._run
+
+    def with_a_failure(self: Any, method: str, rounds: int, seeds: Any, changed: Any) -> Any:
+        ended = list(run(self, method, rounds, seeds, changed))
+        if method == "scaffold":
+            ended[1] = DivergedError("round 1: NaN")
+        return ended
+
+    monkeypatch.setattr(trials.Trials, "_run", with_a_failure)
+    found = advise(little, "logreg", **LITTLE)
+    assert {one.method: one.fate for one in found.tried}["scaffold"] == "diverged"
+    assert found.for_goal("own").says.startswith("5 of 6 candidates were judged.")
+    assert found.for_goal("shared").says.startswith("4 of 5 candidates were judged.")  # not local
+    refused = advise(little, "logreg", **LITTLE, optimizer="adam")
+    fates = {one.method: one.fate for one in refused.tried}
+    assert fates["scaffold"] == "refused"
+    assert any(note.startswith("refused: scaffold: ") for note in refused.notes)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"minutes": 0}, "minutes=0"),
-        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"budget": 0}, "budget=0"),
+        ({"budget": float("nan")}, "budget=nan"),
+        ({"equal": -1}, "equal=-1"),
         ({"seeds": 2}, "at least 3"),
         ({"moments": 0.9}, "momentum"),
         ({"metric": "f2"}, "macro_f1"),
@@ -219,18 +286,19 @@ def test_one_client_needs_no_method():
 def test_the_text_names_methods_clients_and_numbers(little: Federation):
     found = advise(little, "logreg", **LITTLE)
     text = str(found)
-    assert (
-        len(trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy").feds[0].test) == 40
-    )
+    made = trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy", 1)
+    assert len(made.fed_of(0).test) == 40
     assert "Each trial is scored on 40 rows only" in text
     for part in (
         "For one model for the rows of all clients:",
-        "tried",
+        "candidate",
         "every client alone",
         "3 seeds, 2 rounds",
     ):
         assert part in text
-    assert json.loads(json.dumps(found.as_dict()))["tried"].keys() == found.scores.keys()
+    assert list(json.loads(json.dumps(found.as_dict()))["tried"]) == [
+        one.method for one in found.tried
+    ]
 
 
 def test_the_command_prints_json_and_the_command_to_go_on(

@@ -1,4 +1,4 @@
-"""Which method for these clients: what the measures speak for, tried within a budget, compared with FedAvg."""
+"""Which method for these clients: what the measures speak for, tried within a budget, judged against FedAvg."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.advice.candidates import Candidate, candidates, findings
-from fedskew.advice.recommendation import GOALS, Goal, Recommendation, recommend
+from fedskew.advice.recommendation import CONTROL, GOALS, Recommendation, recommend
 from fedskew.algorithms.contract import resolve
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
@@ -17,11 +17,16 @@ from fedskew.data.federation import Federation
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
-from fedskew.study.trials import Scores, Trials
+from fedskew.runs.goals import Goal
+from fedskew.study.judge import FEWEST_BLOCKS, Rules, checked_zone, usual_zone
+from fedskew.study.row_worth import row_worth
+from fedskew.study.study_folder import is_a_share
+from fedskew.study.trials import Trials, Tried
+from fedskew.tasks.task import Task
 
-STILL_RISING = 0.02  # of FedAvg's score, in the second half of the trials
 NEARLY_ALL = 0.9
 FEW_ROWS = 100  # to score on, below which a warning is given
+_RISING = 0.02  # of the score, where there is no zone
 _TITLES = {"fedavg": "FedAvg", "local": "training alone"}
 _MOST_CLIENTS = 10  # whose gains are listed
 Say = Callable[[str], None]
@@ -29,42 +34,56 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Advice:
-    """The result of ``advise``: recommendations, what was tried and what was measured; ``as_dict`` is for JSON."""
+    """The result of ``advise``: recommendations, what became of every candidate, and what was measured.
+
+    ``as_dict`` is for JSON.
+    """
 
     recommendations: Sequence[Recommendation]
     candidates: Sequence[Candidate]
-    scores: Mapping[str, Scores]
+    tried: Sequence[Tried]
     metric: str
-    lr: float
+    lr: Mapping[str, float]
     rounds: int
     seeds: int
     findings: Sequence[str]
     notes: Sequence[str]
 
     def for_goal(self, goal: Goal) -> Recommendation:
-        """Return the recommendation for a goal: everywhere, or own."""
+        """Return the recommendation for a goal: shared, or own."""
         return next(found for found in self.recommendations if found.goal == goal)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and numbers."""
         because = self._because()
         tried = {}
-        for name, scores in self.scores.items():
-            everywhere = None
-            if scores.everywhere is not None:
-                everywhere = scores.everywhere.tolist()
-            tried[name] = {
-                "because": because[name],
-                "everywhere": everywhere,
-                "own": scores.mean_own.tolist(),
-                "bytes_a_round": scores.bytes_a_round,
-                "seconds": round(scores.seconds, 2),
+        for one in self.tried:
+            tried[one.method] = {
+                "because": because[one.method],
+                "fate": one.fate,
+                "lr": self.lr.get(one.method),
+                "shared": list(one.scores("shared").values()),
+                "own": list(one.scores("own").values()),
+                "seconds": round(one.seconds, 2),
             }
+        recommendations = []
+        for found in self.recommendations:
+            verdicts = {contrast.method: contrast.verdict for contrast in found.contrasts}
+            clients = {name: asdict(gain) for name, gain in found.clients.items()}
+            recommendations.append(
+                {
+                    "goal": found.goal,
+                    "method": found.method,
+                    "says": found.says,
+                    "verdicts": verdicts,
+                    "clients": clients,
+                    "clients_over": found.clients_over,
+                }
+            )
         return {
-            "recommendations": [asdict(found) for found in self.recommendations],
+            "recommendations": recommendations,
             "tried": tried,
             "metric": self.metric,
-            "lr": self.lr,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "findings": self.findings,
@@ -81,28 +100,35 @@ class Advice:
             lines.append(f"  {finding}")
         lines.append("")
         for found in self.recommendations:
-            lines += self._lines_of(found)
+            lines += [f"For {GOALS[found.goal]}: {found.method}", f"  {found.says}"]
+            lines += _client_lines(found)
         return "\n".join([*lines, "", *self._table(), "", *self.notes])
 
-    def _lines_of(self, found: Recommendation) -> list[str]:
-        """Return a recommendation with its gains."""
-        lines = [f"For {GOALS[found.goal]}: {found.method}", f"  {found.verdict}"]
-        for name, gain in found.over.items():
-            lines.append(f"  {self.metric} over {_TITLES[name]}: {gain}")
-        return lines + _client_lines(found)
-
     def _table(self) -> list[str]:
-        """Return what was tried, one line a method below a heading."""
+        """Return what became of every candidate, one line a method below a heading."""
         because = self._because()
-        wide = max(map(len, self.scores)) + 2
-        lines = [f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because"]
-        for name, scores in self.scores.items():
-            shared = "–"
-            if scores.everywhere is not None:
-                shared = f"{scores.everywhere.mean():.3f}"
-            numbers = f"{shared:>10}{scores.mean_own.mean():>10.3f}"
-            sent = f"{scores.bytes_a_round / 1e6:>12.2f}"
-            lines.append(f"{name:<{wide}}{numbers}{sent}  {because[name]}")
+        wide = max(len(one.method) for one in self.tried) + 2
+        fate = max(len(one.fate) for one in self.tried) + 2
+        lines = [
+            f"{'candidate':<{wide}}{'fate':<{fate}}{'lr':>8}{'shared':>9}{'own':>9}{'MB a round':>12}  because"
+        ]
+        for one in self.tried:
+            numbers = ""
+            for goal in GOALS:
+                scores = list(one.scores(goal).values())
+                mean = "–"
+                if scores:
+                    mean = f"{np.mean(scores):.3f}"
+                numbers += f"{mean:>9}"
+            sent = "–"
+            if one.trials:
+                sent = f"{one.bytes_a_round / 1e6:.3g}"
+            rate = "–"
+            if one.method in self.lr:
+                rate = f"{self.lr[one.method]:g}"
+            lines.append(
+                f"{one.method:<{wide}}{one.fate:<{fate}}{rate:>8}{numbers}{sent:>12}  {because[one.method]}"
+            )
         return lines
 
 
@@ -123,63 +149,64 @@ def advise(
     fed: Federation,
     model: ModelSpec = "mlp",
     *,
-    minutes: float = 2.0,
+    budget: float = 2.0,
     seeds: int = 8,
+    equal: float | None = None,
     say: Say | None = None,
     **settings: Any,
 ) -> Advice:
     """Recommend a method for a federation, from its heterogeneity and from short trials paired over seeds.
 
-    Trials train on three quarters of every client's training rows and are scored on the rest; test rows are not used.
+    Trials set rows of every client's training rows aside, to judge by and to choose learning rates by; test rows are
+    not used. A method is recommended only if it is better than FedAvg by more than the zone.
 
     Args:
         fed: what ``split`` returned
         model: as for ``train``
-        minutes: the time budget of the trials
+        budget: the time of the trials in minutes
         seeds: trials of every method, at least 3
-        say: is called with a line before each trial
+        equal: the zone, differences up to which are of no interest; by default half a point, or two rows
+        say: is called with a line before each method
         settings: of the training, as for ``train``; ``rounds`` is the most that a trial may have, by default 100, and
-            without ``lr`` one of three is chosen for FedAvg and used in all trials
+            without ``lr`` one of three is chosen for every method
     """
-    _check(fed, minutes, seeds, settings)
+    _check(fed, budget, seeds, settings)
+    zone = checked_zone(equal)
     chosen = Settings(**{"rounds": 100, **settings})
-    server, _ = prepare(fed, model, resolve("fedavg"), chosen)
-    metric, sign = server.job.task.headline(chosen.metric)
+    server, _ = prepare(fed, model, resolve(CONTROL), chosen)
+    headline = server.job.task.headline(chosen.metric)
     heterogeneity = measure(fed)
-    to_try = []
-    for candidate in candidates(heterogeneity, has_batch_norm(server.job.model)):
-        if _is_possible(fed, model, candidate.method, chosen):
-            to_try.append(candidate)
+    named = candidates(heterogeneity, has_batch_norm(server.job.model))
+    refused = _refusals(fed, model, named, chosen)
     rates = [chosen.lr]
     if "lr" not in settings:
         rates = [0.3 * chosen.lr, chosen.lr, 3 * chosen.lr]
-    trials = Trials(fed, model, chosen, seeds, 60 * minutes, metric)
-    trials.plan(len(to_try) + len(rates) - 1)
-    say = say or _silent
-    tuned = _try_rates(trials, rates, say)
-    if not tuned:
+    trials = Trials(fed, model, chosen, seeds, 60 * budget, *headline)
+    methods = [candidate.method for candidate in named if candidate.method not in refused]
+    trials.plan(methods, len(rates))
+    tried = _try_all(trials, named, refused, rates, say or _silent)
+    if tried[0].fate != "judged":
         raise FedskewError(
-            f"FedAvg did not end a trial of {trials.rounds} rounds in {minutes:g} minutes, or diverged: give more "
-            "minutes, fewer seeds or a smaller lr"
+            f"FedAvg did not end its trials of {trials.rounds} rounds in {budget:g} minutes, or diverged: give a "
+            "larger budget, fewer seeds or a smaller lr"
         )
-    lr = max(tuned, key=lambda rate: sign * _mean(tuned[rate]))
-    scores = {"fedavg": tuned[lr], **_try_others(trials, to_try[1:], lr, say)}
-    notes = []
-    if metric == "accuracy":
-        notes += _one_class(fed)
-    notes.append(_how_tried(trials, lr, tuned=len(rates) > 1))
-    notes += _limits(trials, scores, sign)
-    missed = [candidate.method for candidate in to_try if candidate.method not in scores]
-    if missed:
-        notes.append(
-            f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}."
-        )
+    recommendations = []
+    for goal in GOALS:
+        rules = _rules(trials, goal, server.job.task, zone)
+        recommendations.append(recommend(goal, tried, rules, fed.client_names))
+    notes = [
+        *_one_class(fed, headline.name),
+        _how_tried(trials, rates),
+        *_limits(trials, tried, _rules(trials, "shared", server.job.task, zone)),
+    ]
+    for method, reason in refused.items():
+        notes.append(f"refused: {method}: {reason}")
     return Advice(
-        recommendations=[recommend(goal, scores, sign, fed.client_names) for goal in GOALS],
-        candidates=to_try,
-        scores=scores,
-        metric=metric,
-        lr=lr,
+        recommendations=recommendations,
+        candidates=named,
+        tried=tried,
+        metric=headline.name,
+        lr=_learning_rates(tried, rates[0]),
         rounds=trials.rounds,
         seeds=seeds,
         findings=[*fed.data.differences, *findings(heterogeneity)],
@@ -187,12 +214,12 @@ def advise(
     )
 
 
-def _check(fed: Federation, minutes: float, seeds: int, settings: Mapping[str, Any]) -> None:
+def _check(fed: Federation, budget: float, seeds: int, settings: Mapping[str, Any]) -> None:
     """Raise an error for what no advice can be given on."""
-    if not minutes > 0 or not math.isfinite(minutes):
-        raise FedskewError(f"minutes={minutes}: the time budget must be a number above 0")
-    if seeds < 3:
-        raise FedskewError(f"seeds={seeds}: an interval needs at least 3")
+    if not budget > 0 or not math.isfinite(budget):
+        raise FedskewError(f"budget={budget}: the minutes of the trials must be a number above 0")
+    if seeds < FEWEST_BLOCKS:
+        raise FedskewError(f"seeds={seeds}: an interval needs at least {FEWEST_BLOCKS}")
     if fed.clients < 2:
         raise FedskewError(
             "there is one client: with nobody to learn with there is no method to choose"
@@ -203,58 +230,68 @@ def _check(fed: Federation, minutes: float, seeds: int, settings: Mapping[str, A
             raise unknown("setting", name, known)
 
 
-def _is_possible(fed: Federation, model: ModelSpec, method: str, settings: Settings) -> bool:
-    """Return whether a method accepts the data, the model and the settings."""
-    try:
-        prepare(fed, model, resolve(method), settings)
-    except FedskewError:
-        return False
-    return True
+def _refusals(
+    fed: Federation, model: ModelSpec, named: Sequence[Candidate], settings: Settings
+) -> dict[str, str]:
+    """Return why methods do not accept the data, the model or the settings, of those that do not."""
+    refused = {}
+    for candidate in named:
+        try:
+            prepare(fed, model, resolve(candidate.method), settings)
+        except FedskewError as problem:
+            refused[candidate.method] = str(problem)
+    return refused
+
+
+def _learning_rates(tried: Sequence[Tried], given: float) -> dict[str, float]:
+    """Return the learning rate of every method that has one: the chosen one, or the one that was given."""
+    rates = {}
+    for one in tried:
+        if one.chosen is not None:
+            rates[one.method] = one.chosen.best.numbers["lr"]
+        elif one.fate == "judged":
+            rates[one.method] = given
+    return rates
 
 
 def _silent(line: str) -> None:
     """Say nothing of a trial."""
 
 
-def _try_rates(trials: Trials, rates: Sequence[float], say: Say) -> dict[float, Scores]:
-    """Return the scores of FedAvg with every learning rate with which its trials came to their end."""
-    tuned = {}
-    for rate in rates:
-        say(f"fedavg, learning rate {rate:g}: {trials.rounds} rounds, {trials.left:.0f} s left")
-        ended = trials.score("fedavg", lr=rate)
-        if ended is not None:
-            tuned[rate] = ended
-    return tuned
-
-
-def _try_others(
-    trials: Trials, to_try: Sequence[Candidate], lr: float, say: Say
-) -> dict[str, Scores]:
-    """Return the scores of the methods whose trials came to their end while there was time."""
-    scores = {}
-    for candidate in to_try:
-        say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
-        if trials.left <= 0:
+def _try_all(
+    trials: Trials,
+    named: Sequence[Candidate],
+    refused: Mapping[str, str],
+    rates: Sequence[float],
+    say: Say,
+) -> list[Tried]:
+    """Return what became of every candidate."""
+    tried = []
+    for candidate in named:
+        if candidate.method in refused:
+            tried.append(Tried(candidate.method, "refused", {}))
             continue
-        ended = trials.score(candidate.method, lr=lr)
-        if ended is not None:
-            scores[candidate.method] = ended
-    return scores
+        say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
+        tried.append(trials.tried(candidate.method, rates))
+    return tried
 
 
-def _mean(found: Scores) -> float:
-    """Return the mean over seeds of the shared model's score or, without one, of that of the clients' own."""
-    if found.everywhere is None:
-        return float(found.mean_own.mean())
-    return float(found.everywhere.mean())
+def _rules(trials: Trials, goal: Goal, task: Task, zone: float | None) -> Rules:
+    """Return what judging goes by, from the rows that trials are scored on."""
+    if not is_a_share(task, trials.metric):
+        return Rules(zone, 0.0, trials.sign, CONTROL)
+    worth = row_worth(trials.fed_of(trials.seeds[0]), goal, trials.metric)
+    if zone is None:
+        zone = usual_zone(worth.typical)
+    return Rules(zone, worth.rounding, trials.sign, CONTROL)
 
 
 # -- notes -------------------------------------------------------------------------------------------------------------
 
 
-def _one_class(fed: Federation) -> list[str]:
+def _one_class(fed: Federation, metric: str) -> list[str]:
     """Return a warning where a constant answer is right on nearly all rows of a client."""
-    if fed.data.target != "class":
+    if fed.data.target != "class" or metric != "accuracy":
         return []
     counts = fed.partition.counts(fed.train.y, len(fed.data.classes), np.arange(fed.clients))
     rate = float(np.mean(counts.max(1) / np.maximum(counts.sum(1), 1)))
@@ -266,43 +303,55 @@ def _one_class(fed: Federation) -> list[str]:
     ]
 
 
-def _how_tried(trials: Trials, lr: float, tuned: bool) -> str:
-    """Return how methods were tried and compared."""
-    how = "as given"
-    if tuned:
-        how = "chosen for FedAvg among three"
+def _how_tried(trials: Trials, rates: Sequence[float]) -> str:
+    """Return how methods were tried and judged."""
+    how = f"learning rate {rates[0]:g} as given"
+    if len(rates) > 1:
+        spelled = ", ".join(f"{rate:g}" for rate in rates)
+        how = f"learning rate chosen for each judged method among {spelled}, on validation rows of other seeds"
     return (
-        f"{len(trials.feds)} seeds, {trials.rounds} rounds, learning rate {lr:g} ({how}), the same for all methods; "
-        "scored on a quarter of every client's training rows. Intervals are 95 % of Student's t over seeds; whether a "
-        "method is better is decided for all of them together (Bonferroni)."
+        f"{len(trials.seeds)} seeds, {trials.rounds} rounds, {how}; judged on a quarter of every client's training "
+        "rows. Intervals are paired t intervals that hold together for all methods of an answer."
     )
 
 
-def _limits(trials: Trials, scores: Mapping[str, Scores], sign: float) -> list[str]:
+def _limits(trials: Trials, tried: Sequence[Tried], rules: Rules) -> list[str]:
     """Return what limits the answers."""
     notes = []
-    rows = len(trials.feds[0].test)
+    rows = len(trials.fed_of(trials.seeds[0]).test)
     if rows < FEW_ROWS:
         notes.append(
-            f"Each trial is scored on {rows} rows only, and seeds share them: intervals do not tell what others "
-            "would give."
+            f"Each trial is scored on {rows} rows only: intervals do not tell what other rows would give."
         )
-    without = [name for name, found in scores.items() if found.everywhere is None]
-    if without:
-        notes.append(
-            f"Clients share no whole model, so that there is none to score on all rows: {', '.join(without)}."
-        )
-    if _still_rising(scores["fedavg"], sign):
-        notes.append(
-            "FedAvg was still improving in the second half of the trials: with more rounds (more minutes) the "
-            "differences may shrink."
-        )
+    judged = [one for one in tried if one.fate == "judged"]
+    without, rising, collapsed = [], [], []
+    for one in judged:
+        if not one.scores("shared"):
+            without.append(one.method)
+        if _still_rises(one, rules):
+            rising.append(one.method)
+        if one.collapsed("shared") + one.collapsed("own"):
+            collapsed.append(one.method)
+    said = {
+        "Clients share no whole model, so that there is none to score on all rows: {}.": without,
+        "Trials collapsed, to one class for all rows or to the majority rate: {}. Judge by metric=balanced_accuracy, "
+        "or try class weights.": collapsed,
+        "Validation scores were still improving at the end: {}. With more rounds (a larger budget) verdicts may "
+        "change.": rising,
+    }
+    for text, methods in said.items():
+        if methods:
+            notes.append(text.format(", ".join(methods)))
     return notes
 
 
-def _still_rising(base: Scores, sign: float) -> bool:
-    """Return whether scores improved in the second half of the trials."""
-    if base.halfway is None:
-        return False
-    rise = sign * (_mean(base) - float(base.halfway.mean()))
-    return rise > STILL_RISING * abs(_mean(base))
+def _still_rises(one: Tried, rules: Rules) -> bool:
+    """Return whether the score on validation rows rose by more than the zone in the second half of the rounds."""
+    goal: Goal = "shared"
+    if not one.scores(goal):
+        goal = "own"
+    scores = list(one.scores(goal).values())
+    threshold = rules.zone
+    if threshold is None:
+        threshold = _RISING * abs(float(np.mean(scores)))
+    return one.rise(goal) > threshold

@@ -26,8 +26,8 @@ def candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
     """
     labels = _excess(found, "labels")
     features = _excess(found, _view_of_features(found))
-    baselines = [Candidate("fedavg", "the baseline"), Candidate("local", "every client alone")]
-    for_labels = _for_labels(_difference("labels", labels))
+    baselines = [Candidate("fedavg", "the control"), Candidate("local", "every client alone")]
+    for_labels = _for_labels(_difference("labels", labels), labels >= SLIGHT)
     for_features = _for_features(_difference("features", features), normalised)
     if features > labels:
         return [*baselines, *for_features, *for_labels]
@@ -40,14 +40,24 @@ def _difference(what: str, excess: float) -> str:
     return f"{what} differ ({excess:.2f})"
 
 
-def _for_labels(differ: str) -> list[Candidate]:
-    """Return the methods that train one model where clients have different labels."""
+def _for_labels(differ: str, beyond_chance: bool) -> list[Candidate]:
+    """Return the methods that train one model where clients have different labels.
+
+    Those made for other label shares are no candidates where shares do not differ beyond chance: they could only be
+    better by taking more steps.
+    """
     drift = "clients' updates drift apart where they differ"
+    against_drift = [
+        Candidate("scaffold", f"{drift}: control variates correct it"),
+        Candidate("fedprox:mu=0.01", f"{drift}: a proximal term holds them back"),
+    ]
+    if not beyond_chance:
+        return against_drift
     return [
         Candidate("stratify-batch", f"{differ}: steps over all clients in balanced batches"),
-        Candidate("scaffold", f"{drift}: control variates correct it"),
+        against_drift[0],
         Candidate("fedlc", f"{differ}: the loss is corrected for a client's label shares"),
-        Candidate("fedprox:mu=0.01", f"{drift}: a proximal term holds them back"),
+        against_drift[1],
     ]
 
 

@@ -1,44 +1,35 @@
-"""What to use for one goal: a method that is better than the baselines beyond noise, or a baseline."""
+"""What to use for one goal: a method that is better than FedAvg beyond the zone, or FedAvg."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-import numpy as np
+from fedskew.runs.goals import Goal
+from fedskew.study.judge import (
+    ROUNDED_ROWS,
+    VERDICTS,
+    Contrast,
+    Rules,
+    judge_cell,
+    paired_interval,
+)
+from fedskew.study.trials import Tried
 
-from fedskew.core.streams import Floats
-from fedskew.study.significance import paired_interval
-from fedskew.study.trials import Scores
-
-WORTH = 0.01  # of the better baseline's score: a smaller gain counts as none
-MUCH_MORE = 2  # times what FedAvg sends
-BASELINES = ("fedavg", "local")
-ALONE = "Do not bother: on average, clients are better off alone."
-TOGETHER = "Plain averaging is worth it: on average, it is better than training alone."
-Goal = Literal["everywhere", "own"]
+CONTROL = "fedavg"
+ALONE = "local"
+PRICE = 3  # times what FedAvg sends, above which the recommendation says so
 GOALS: Mapping[Goal, str] = {
-    "everywhere": "one model for the rows of all clients",
+    "shared": "one model for the rows of all clients",
     "own": "a model for each client, for rows like its own",
 }
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The mean difference of two methods' scores over seeds, with its interval; above 0 the first is better."""
+    """The mean difference of two scores of a client over seeds, with its 95 % interval; above 0 the first is better."""
 
     mean: float
     low: float
     high: float
-
-    @staticmethod
-    def of(differences: Floats, share: float) -> "Gain":
-        """Return the interval that holds ``share`` of Student's t over the seeds."""
-        low, high = paired_interval(differences, share, by_chance=True)
-        return Gain(float(np.mean(differences)), low, high)
-
-    def exceeds(self, worth: float) -> bool:
-        """Return whether the gain is beyond noise, and larger than ``worth``."""
-        return self.low > 0 and self.mean > worth
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
@@ -46,164 +37,168 @@ class Gain:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to use for one goal, its gain over FedAvg and over training alone (``local``), and that of every client.
+    """What to use for one goal, the verdict on every method that was judged, and what each client gains.
 
     The gain of a client is over FedAvg, or over training alone where FedAvg is recommended.
     """
 
     goal: Goal
     method: str
-    verdict: str
-    over: Mapping[str, Gain]
+    says: str
+    contrasts: Sequence[Contrast]
     clients: Mapping[str, Gain]
-
-    @property
-    def clients_over(self) -> str:
-        """Return the baseline that the gains of the clients are over."""
-        return _other_baseline(self.method)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """The scores of every method for one goal, higher is better, by seed; and what a round of each sends."""
-
-    goal: Goal
-    scores: Mapping[str, Floats]
-    bytes_a_round: Mapping[str, float]
-
-    @property
-    def baselines(self) -> list[str]:
-        """Return the baselines that have scores."""
-        return [name for name in BASELINES if name in self.scores]
-
-    @property
-    def base(self) -> str:
-        """Return the better baseline."""
-        return max(self.baselines, key=self.mean)
-
-    @property
-    def worth(self) -> float:
-        """Return the gain up to which a difference counts as none."""
-        return WORTH * abs(self.mean(self.base))
-
-    def mean(self, name: str) -> float:
-        """Return the mean score of a method."""
-        return float(self.scores[name].mean())
-
-    def gain(self, name: str, other: str, share: float = 0.95) -> Gain:
-        """Return the gain of a method over another one."""
-        return Gain.of(self.scores[name] - self.scores[other], share)
-
-    def is_better(self, name: str, other: str) -> bool:
-        """Return whether a method is better than another one beyond noise, and by more than what counts as none."""
-        return self.gain(name, other).exceeds(self.worth)
+    clients_over: str
 
 
 def recommend(
-    goal: Goal, scores: Mapping[str, Scores], sign: float, names: Sequence[str]
+    goal: Goal, tried: Sequence[Tried], rules: Rules, names: Sequence[str]
 ) -> Recommendation:
-    """Return a method that is better than the better baseline beyond noise, or that baseline.
+    """Return the method to use for a goal.
 
-    Of several that are as good as each other, it is the one that sends least.
+    A method is recommended if the interval of its difference to FedAvg lies beyond the zone, and none of its trials
+    collapsed. Of several, it is the one that sends least among those that the best one is not better than.
 
     Args:
         goal: what the model is for
-        scores: of every method that was tried to the end
-        sign: -1 for a metric that is better the lower it is, otherwise 1
+        tried: what became of every candidate, FedAvg first
+        rules: what judging goes by
         names: of the clients
     """
-    trial = _trial(goal, scores, sign)
-    if "fedavg" not in trial.scores:
-        verdict = "There is no answer: with these settings, clients share no whole model (norm)."
-        return Recommendation(goal, "fedavg", verdict, {}, {})
-    if not all(np.isfinite(by_seed).all() for by_seed in trial.scores.values()):
-        verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
-        return Recommendation(goal, "fedavg", verdict, {}, {})
-    best = _best(trial)
-    if best == trial.base:
-        best, verdict = _verdict_on_baselines(trial)
-    else:
-        verdict = _verdict_on_method(trial, best)
-    over = {}
-    for name in trial.baselines:
-        if name != best:
-            over[name] = trial.gain(best, name)
-    clients = {}
-    if goal == "own" and len(trial.baselines) > 1:
-        each = sign * (scores[best].own - scores[_other_baseline(best)].own)
-        clients = _gains_of_clients(each, names)
-    return Recommendation(goal, best, verdict, over, clients)
+    judged = {}
+    for one in tried:
+        if one.scores(goal):
+            judged[one.method] = one
+    if CONTROL not in judged:
+        says = "There is no answer: with these settings clients share no whole model (norm), or FedAvg has no score."
+        return Recommendation(goal, CONTROL, says, [], {}, ALONE)
+    scores = {name: one.scores(goal) for name, one in judged.items()}
+    contrasts = judge_cell(scores, rules)
+    method = _best(goal, contrasts, judged, rules)
+    says = f"{_counted(goal, tried)}{_says(method, contrasts, judged, rules)}"
+    over = CONTROL
+    if method == CONTROL:
+        over = ALONE
+    clients: dict[str, Gain] = {}
+    if goal == "own" and over in judged:
+        clients = _gains_of_clients(judged[method], judged[over], rules.sign, names)
+    return Recommendation(goal, method, says, contrasts, clients, over)
 
 
-def _trial(goal: Goal, scores: Mapping[str, Scores], sign: float) -> _Trial:
-    """Return the scores that count for a goal, of the methods that have them."""
-    of_goal = {}
-    sent = {}
-    for name, found in scores.items():
-        sent[name] = found.bytes_a_round
-        if goal == "own":
-            of_goal[name] = sign * found.mean_own
-        elif found.everywhere is not None:
-            of_goal[name] = sign * found.everywhere
-    return _Trial(goal, of_goal, sent)
+def _best(
+    goal: Goal, contrasts: Sequence[Contrast], judged: Mapping[str, Tried], rules: Rules
+) -> str:
+    """Return the method to use."""
+    beyond = {}
+    for contrast in contrasts:
+        if _is_beyond(contrast, rules) and not judged[contrast.method].collapsed(goal):
+            beyond[contrast.method] = contrast
+    if not beyond:
+        return CONTROL
+
+    def gain(name: str) -> float:
+        return rules.sign * float(beyond[name].mean or 0.0)
+
+    best = max(beyond, key=gain)
+    as_good = [best]
+    for name in beyond:
+        pair = {best: judged[best].scores(goal), name: judged[name].scores(goal)}
+        if name != best and judge_cell(pair, replace(rules, control=name))[0].verdict != "better":
+            as_good.append(name)
+    return min(as_good, key=lambda name: judged[name].bytes_a_round)
 
 
-def _best(trial: _Trial) -> str:
-    """Return the best method that is better than the better baseline, or that baseline."""
-    rivals = [name for name in trial.scores if name not in trial.baselines]
-    # Bonferroni: the intervals of all methods hold together with 95 %.
-    share = 1 - 0.05 / max(len(rivals), 1)
+def _is_beyond(contrast: Contrast, rules: Rules) -> bool:
+    """Return whether a method is better, by more than the zone."""
+    if contrast.verdict != "better":
+        return False
+    return _least_gain(contrast, rules) > (rules.zone or 0.0)
+
+
+def _least_gain(contrast: Contrast, rules: Rules) -> float:
+    """Return the end of the interval that is nearest to no gain."""
+    assert contrast.interval is not None  # a better method has one
+    if rules.sign > 0:
+        return contrast.interval.low
+    return -contrast.interval.high
+
+
+def _counted(goal: Goal, tried: Sequence[Tried]) -> str:
+    """Say how many candidates were judged, if not all were; those without a model for the goal are none."""
+    candidates = 0
+    judged = 0
+    for one in tried:
+        if one.method == CONTROL:
+            continue
+        if one.fate != "judged":
+            candidates += 1
+        elif one.scores(goal):
+            candidates += 1
+            judged += 1
+    if judged == candidates:
+        return ""
+    if judged == 1:
+        return f"1 of {candidates} candidates was judged. "
+    return f"{judged} of {candidates} candidates were judged. "
+
+
+def _says(
+    method: str, contrasts: Sequence[Contrast], judged: Mapping[str, Tried], rules: Rules
+) -> str:
+    """Return why this method, in a sentence or two."""
+    for contrast in contrasts:
+        if contrast.method == method:
+            return _says_of_gain(contrast, judged)
+    return _says_of_control(contrasts, rules)
+
+
+def _says_of_gain(contrast: Contrast, judged: Mapping[str, Tried]) -> str:
+    """Return the gain of a method that is recommended, and its price if that is high."""
+    assert contrast.interval is not None  # a better method has one
+    low, high = contrast.interval
+    method = contrast.method
+    says = f"{method} is better than fedavg: {contrast.mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    factor = judged[method].bytes_a_round / max(judged[CONTROL].bytes_a_round, 1)
+    if factor > PRICE:
+        says += f", and sends {factor:.0f} times as much a round"
+    return f"{says}."
+
+
+def _says_of_control(contrasts: Sequence[Contrast], rules: Rules) -> str:
+    """Return why it is FedAvg, with the verdict on every other method."""
+    if not contrasts:
+        return "There is nothing that fedavg could be compared with."
+    by_verdict: dict[str, list[str]] = {}
+    for contrast in contrasts:
+        by_verdict.setdefault(contrast.verdict, []).append(contrast.method)
+    says = "No method that was judged is better than fedavg."
+    if "better" in by_verdict:
+        says = f"No method is shown to gain more than {rules.zone or 0.0:.2g} over fedavg."
+    for verdict in VERDICTS:
+        if verdict in by_verdict:
+            says += f" {verdict.capitalize()}: {', '.join(by_verdict[verdict])}."
+    if ALONE in by_verdict.get("better", []):
+        says += " On average, clients are better off alone."
+    return says
+
+
+def _gains_of_clients(
+    mine: Tried, other: Tried, sign: int, names: Sequence[str]
+) -> dict[str, Gain]:
+    """Return the gain of every client that has a score with every seed."""
+    by_client: dict[int, list[float]] = {}
+    rows: dict[int, int] = {}
+    for seed, trial in mine.trials.items():
+        theirs = {row["client"]: row.get(trial.metric) for row in other.trials[seed].final_rows}
+        for row in trial.final_rows:
+            score, before = row.get(trial.metric), theirs.get(row["client"])
+            if score is not None and before is not None and score == score and before == before:
+                rows[row["client"]] = int(row.get("test_rows") or 1)
+                by_client.setdefault(row["client"], []).append(sign * (score - before))
     gains = {}
-    for name in rivals:
-        gain = trial.gain(name, trial.base, share)
-        if gain.exceeds(trial.worth):
-            gains[name] = gain.mean
-    if not gains:
-        return trial.base
-    best = max(gains, key=gains.__getitem__)
-    as_good = [name for name in gains if not trial.is_better(best, name)]
-    return min(as_good, key=trial.bytes_a_round.__getitem__)
-
-
-def _verdict_on_method(trial: _Trial, best: str) -> str:
-    """Return what is to be said of a method that is better than both baselines."""
-    verdict = f"It is better than {trial.base} beyond noise"
-    sent = trial.bytes_a_round[best] / max(trial.bytes_a_round["fedavg"], 1)
-    if sent > MUCH_MORE:
-        return f"{verdict}, and sends {sent:.0f} times as much a round as fedavg."
-    return f"{verdict}."
-
-
-def _verdict_on_baselines(trial: _Trial) -> tuple[str, str]:
-    """Return the baseline to use where no method is better, and why."""
-    nothing_better = "Nothing that was tried is better beyond noise."
-    if any(trial.is_better(trial.base, name) for name in trial.baselines):
-        if trial.base == "local":
-            return "local", f"{nothing_better} {ALONE}"
-        return trial.base, f"{nothing_better} {TOGETHER}"
-    if len(trial.scores) == 1:
-        which = ""
-        if trial.goal == "everywhere":
-            which = " that gives one model for all"
-        return trial.base, (
-            f"Nothing else was tried to the end{which}, so that there is nothing to compare: give more minutes."
-        )
-    if len(trial.baselines) == 1:
-        return trial.base, nothing_better
-    return "local", "No difference beyond noise: take the simplest."
-
-
-def _other_baseline(method: str) -> str:
-    """Return the baseline that a client's gain with a method is over."""
-    if method == "fedavg":
-        return "local"
-    return "fedavg"
-
-
-def _gains_of_clients(each: Floats, names: Sequence[str]) -> dict[str, Gain]:
-    """Return the gain of every client that has a score with every seed, given differences by seed and client."""
-    gains = {}
-    for name, differences in zip(names, each.T, strict=True):
-        if np.isfinite(differences).all():
-            gains[name] = Gain.of(differences, 0.95)
+    for client, differences in by_client.items():
+        if len(differences) == len(mine.trials):
+            least = ROUNDED_ROWS / max(rows.get(client, 1), 1)
+            low, high = paired_interval(differences, least_deviation=least)
+            mean = sum(differences) / len(differences)
+            gains[names[client]] = Gain(mean, low, high)
     return gains

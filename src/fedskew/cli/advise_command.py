@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 _PANELS = {
     "Data and clients": ("skew", "clients", "bins", "split_seed"),
     "Training": (
-        "model", "task", "metric", "rounds", "per_round", "epochs", "batch_size", "lr", "optimizer", "momentum",
+        "model", "task", "metric", "per_round", "epochs", "batch_size", "optimizer", "momentum",
         "weight_decay", "clip_norm", "augment", "weights", "seed",
     ),
     "Execution": ("device", "threads", "memory"),
 }  # fmt: skip
 _OWN: dict[str, tuple[Any, Any]] = {
     "data": (Data, None),
-    "minutes": (
-        Annotated[float, typer.Option("--minutes", metavar="X", help="time budget of the trials")],
+    "budget": (
+        Annotated[
+            float,
+            typer.Option(
+                "--budget", "--minutes", metavar="MINUTES", help="time of the trials in minutes"
+            ),
+        ],
         2.0,
     ),
     "seeds": (
@@ -35,6 +40,35 @@ _OWN: dict[str, tuple[Any, Any]] = {
             int, typer.Option("--seeds", metavar="N", help="trials of every method, at least 3")
         ],
         8,
+    ),
+    "equal": (
+        Annotated[
+            float | None,
+            typer.Option(
+                "--equal",
+                metavar="X",
+                help="differences up to this are of no interest \\[0.005, or two rows]",
+            ),
+        ],
+        None,
+    ),
+    "rounds": (
+        Annotated[
+            str | None,
+            typer.Option("--rounds", metavar="N", help="most rounds of a trial \\[100]"),
+        ],
+        None,
+    ),
+    "lr": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--lr",
+                metavar="X",
+                help="local learning rate \\[one of 0.03, 0.1 and 0.3, chosen for every method]",
+            ),
+        ],
+        None,
     ),
     "as_json": (Annotated[bool, typer.Option("--json", help="print the result as JSON")], False),
 }
@@ -47,17 +81,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 def advise(
-    data: list[str] | None, minutes: float, seeds: int, as_json: bool, **given: str | None
+    data: list[str] | None,
+    budget: float,
+    seeds: int,
+    equal: float | None,
+    as_json: bool,
+    **given: str | None,
 ) -> None:
-    """Recommend a method: measure how clients differ, try methods within a time budget, compare them with FedAvg.
+    """Recommend a method: measure how clients differ, try methods within a time budget, judge them against FedAvg.
 
     Trials are paired over seeds and use training rows only. There are two answers: for one model that serves the rows
-    of all clients, and for a model of each client that serves rows like its own. Where nothing is better beyond noise,
-    it says so. --rounds is the most that a trial has (100); without --lr, one of three is chosen for FedAvg.
+    of all clients, and for a model of each client that serves rows like its own. A method is recommended only if it is
+    better than FedAvg by more than the zone (--equal). --rounds is the most that a trial has (100); without --lr, one
+    of three is chosen for every method.
 
     \b
     fedskew advise --data "hospital_*.csv:label=outcome" --metric balanced_accuracy
-    fedskew advise --data digits --skew classes:k=1 --clients 10 --minutes 1
+    fedskew advise --data digits --skew classes:k=1 --clients 10 --budget 1
     """
     from fedskew.advice.advise import advise as recommend
     from fedskew.data.catalogue import together
@@ -74,7 +114,9 @@ def advise(
         say = _say
     settings = _settings(experiment, chosen)
     fed = federate(experiment)
-    advice = recommend(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
+    advice = recommend(
+        fed, experiment.model, budget=budget, seeds=seeds, equal=equal, say=say, **settings
+    )
     if as_json:
         print(to_json(advice.as_dict()))
         return
@@ -103,11 +145,13 @@ def _commands(advice: "Advice", data: Sequence[str], chosen: Mapping[str, str]) 
     for text in data:
         words += ["--data", text]
     for name, value in chosen.items():
-        if name not in ("lr", "rounds", "seed"):
+        if name not in ("lr", "rounds", "seed", "metrics"):
             words += ["--" + name.replace("_", "-"), value]
     methods = dict.fromkeys(recommended.method for recommended in advice.recommendations)
     commands = []
     for method in methods:
-        train = ["fedskew", "run", *words, "--algorithm", method, "--lr", f"{advice.lr:g}"]
+        rate = f"{advice.lr[method]:g}"
+        rounds = str(advice.rounds)
+        train = ["fedskew", "run", *words, "--algorithm", method, "--rounds", rounds, "--lr", rate]
         commands.append(shlex.join(train))
     return commands
