@@ -10,7 +10,7 @@ DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
-	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seed 0
+	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seeds 0-4
 
 test: $(VENV)/.dev check
 	@tools/browser
