@@ -106,6 +106,20 @@ def test_undecided_says_how_many_blocks_it_would_take() -> None:
     assert one([0.10, 0.11, 0.12], Rules(0.02)).blocks_needed is None
 
 
+def test_the_family_needs_more_blocks_and_the_border_is_outside() -> None:
+    differences = [0.10, -0.05, 0.12, 0.02]
+    alone, among = one(differences, Rules(0.02)), one(differences, Rules(0.02), family=9)
+    assert alone.blocks_needed is not None
+    assert among.blocks_needed is not None
+    assert among.blocks_needed > alone.blocks_needed
+    close = [0.001, -0.002, 0.003, 0.001]
+    inner = one(close, Rules(0.5)).inner_interval
+    assert inner is not None
+    border = max(abs(inner.low), abs(inner.high))
+    assert one(close, Rules(border)).verdict != "equal"
+    assert one(close, Rules(border * 1.000001)).verdict == "equal"
+
+
 def test_only_blocks_of_both_count_and_differences_of_rounding_are_none() -> None:
     scores = {"a": {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, "b": {1: 0.5, 2: 0.7 * (1 + 1e-8), 9: 0.1}}
     (found,) = judge_cell(scores, Rules(0.005, control="b"))
