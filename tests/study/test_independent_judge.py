@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.study.independent_judge import judge
 
-SHARED = "--rounds 6 --model logreg --grid lr=0.5,0.7,0.9"
-OWN = "--rounds 5 --model mlp:hidden=16 --client-test 0.2 --skew classes:k=2 --grid lr=0.2,0.25"
+SHARED = "--dtype float64 --rounds 6 --model logreg --grid lr=0.5,0.7,0.9"
+OWN = "--dtype float64 --rounds 5 --model mlp:hidden=16 --client-test 0.2 --skew classes:k=2 --grid lr=0.2,0.25"
 
 
 @pytest.mark.parametrize(
