@@ -105,7 +105,10 @@ class Comparison:
             key = written.format(metric=metric)
             is_sought = key.endswith("_to_target") and self.rows.target is not None
             if is_sought or any(one.values(key) for one in self.rows.configurations):
-                found[key] = (title, meaning.format(rows=self.rows.client_rows), factor)
+                said = meaning.format(rows=self.rows.client_rows)
+                if key.startswith("client_") and self.rows.judging.score == "validation-best":
+                    said += ", after the last round"
+                found[key] = (title, said, factor)
         return found
 
     def frame(self) -> "pd.DataFrame":
