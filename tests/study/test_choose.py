@@ -309,3 +309,22 @@ def test_a_collapsed_run_is_a_failure(tmp_path: Path) -> None:
     assert f"failed {frame.loc['fedavgm', 'failed']} of 3" in frame.loc["fedavgm", "verdict"]
     assert len(one.rows) + len(one.failed) == 3  # none is dropped
     assert any(line.startswith("collapsed: fedavgm") for line in found.judgement.failures())
+
+
+def test_a_try_that_diverged_or_collapsed_is_not_chosen(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    best = fs.compare(folder).set_index("method").loc["fedavg", "lr"]
+    shutil.copytree(folder, tmp_path / "x")
+    name = f"fedavg-lr-{best:g}-s0"
+    failed = {"algorithm": "fedavg", "seed": 0, "failed": f"{name}: round 1: NaN"}
+    (tmp_path / f"x/{name}/failed.json").write_text(json.dumps(failed))
+    assert fs.compare(tmp_path / "x").set_index("method").loc["fedavg", "lr"] != best
+
+    def collapsed(run: Any, goal: str) -> bool:
+        return bool(run.record.config["lr"] == best)
+
+    monkeypatch.setattr("fedskew.study.stages.fails_on_validation", collapsed)
+    assert fs.compare(folder).set_index("method").loc["fedavg", "lr"] != best

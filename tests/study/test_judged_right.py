@@ -84,7 +84,9 @@ def test_the_planned_control_is_kept(
         algorithm=algorithms, control=control, seeds=range(3), out=tmp_path / "x", **SMALL
     )
     assert frame.attrs["control"].startswith(label)
-    contrasts = comparison([tmp_path / "x"]).as_dict()["contrasts"]
+    found = comparison([tmp_path / "x"])
+    assert not any(line.startswith(f"{label}: ") for line in found.references())
+    contrasts = found.as_dict()["contrasts"]
     assert len(contrasts) == len(algorithms) - 1
     assert {one["control"] for one in contrasts} == {frame.attrs["control"]}
     with pytest.raises(fs.FedskewError, match="control 'nosuch' is not one of the methods"):
@@ -202,6 +204,29 @@ def test_one_row_of_a_rare_class_or_of_a_small_client_is_what_rounding_hides() -
     assert worth.rounding == pytest.approx(np.sqrt((1 / sizes**2).sum()) / 3)
     assert worth.typical == pytest.approx(1 / (np.median(sizes) * np.sqrt(3)))
     assert worth.rounding > worth.typical
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy"])
+@pytest.mark.parametrize("more", [{}, {"client_test": 0.2}])
+def test_finished_runs_have_the_rules_of_their_study(
+    metric: str, more: dict[str, float], tmp_path: Path
+) -> None:
+    table_of(tmp_path / "d.csv", 0.5)
+    fs.compare(
+        data=f"{tmp_path / 'd.csv'}:label=y",
+        algorithm=["fedavg", "fedprox"],
+        seeds=range(3),
+        metric=metric,
+        out=tmp_path / "x",
+        **more,
+        **SMALL,
+    )
+    planned = comparison([tmp_path / "x"]).rows.rules
+    runs = [path for path in (tmp_path / "x").iterdir() if path.is_dir()]
+    finished = comparison(runs).rows.rules
+    assert finished.zone == planned.zone
+    if not more or metric == "accuracy":  # a folder does not say which classes each client held out
+        assert finished.row == pytest.approx(planned.row)
 
 
 def test_too_few_rows_have_no_zone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.advice.candidates import Candidate, candidates, findings
-from fedskew.advice.recommendation import CONTROL, GOALS, Recommendation, recommend
+from fedskew.advice.recommendation import GOALS, Recommendation, recommend
 from fedskew.algorithms.contract import resolve
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
@@ -19,6 +19,7 @@ from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
 from fedskew.runs.goals import Goal
 from fedskew.study.judge import FEWEST_BLOCKS, Rules, checked_zone, usual_zone
+from fedskew.study.judging import CONTROL
 from fedskew.study.row_worth import row_worth
 from fedskew.study.study_folder import is_a_share
 from fedskew.study.trials import Trials, Tried

@@ -12,10 +12,9 @@ from fedskew.study.judge import (
     judge_cell,
     paired_interval,
 )
+from fedskew.study.judging import ALONE, CONTROL
 from fedskew.study.trials import Tried
 
-CONTROL = "fedavg"
-ALONE = "local"
 PRICE = 3  # times what FedAvg sends, above which the recommendation says so
 GOALS: Mapping[Goal, str] = {
     "shared": "one model for the rows of all clients",

@@ -9,12 +9,12 @@ import numpy as np
 from fedskew.report.html_page import Page
 from fedskew.report.markup import Markup, table, tag
 from fedskew.study.comparison_rows import BOUND
+from fedskew.study.judging import ALONE
 from fedskew.study.run_data import RunData
 
 if TYPE_CHECKING:
     from fedskew.study.comparison_table import Comparison
 
-_ALONE = "local"
 _LISTED = 40  # clients in the table
 Scores = Mapping[str, float]  # by client
 
@@ -26,7 +26,7 @@ def add_gains(page: Page, found: "Comparison") -> None:
     parts: list[Markup] = []
     for cell in found.judgement.families:
         by_label = _runs_of_cell(found, cell)
-        if _ALONE not in by_label and found.rows.rules.control not in by_label:
+        if ALONE not in by_label and found.rows.rules.control not in by_label:
             continue
         if cell:
             parts.append(tag("h3", cell))
@@ -86,7 +86,7 @@ def _gains(runs: Sequence[RunData], others: Sequence[RunData], sign: int) -> dic
 def _baselines(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> list[str]:
     """Return what gains are held against: training alone, and the control."""
     names = []
-    for name in (_ALONE, found.rows.rules.control):
+    for name in (ALONE, found.rows.rules.control):
         if name is not None and name in by_label and name not in names:
             names.append(name)
     return names

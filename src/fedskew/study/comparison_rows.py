@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.engine.job import WHOLE
@@ -15,7 +17,8 @@ from fedskew.runs.summary import SHARED_MODEL
 from fedskew.study.choose import Chosen
 from fedskew.study.compared_runs import Compared
 from fedskew.study.judge import Rules, usual_zone
-from fedskew.study.judging import Judging
+from fedskew.study.judging import CONTROL, Judging
+from fedskew.study.row_worth import RowWorth, goes_by_class, worth_of
 from fedskew.study.run_data import RunData
 from fedskew.study.run_scores import collapse_of, column_on_test, holds_out, score_of
 from fedskew.study.setting import Setting
@@ -26,6 +29,13 @@ SHARE = 0.9  # of the best mean, the target of a comparison that was given none
 BOUND = "central"  # trains on all rows in one place: a bound, shown beside the methods
 MAJORITY = "majority class"  # of each client, which stands beside the methods under the goal own
 SCORE = "score"  # the number that methods are judged by
+
+
+def said_failures(count: int, blocks: int) -> str:
+    """Return how many runs failed, of how many; empty if none did."""
+    if not count:
+        return ""
+    return f"failed {count} of {blocks}"
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,7 @@ class Configuration:
     @property
     def failures(self) -> str:
         """Return how many of its runs failed or collapsed; empty if none did."""
-        count = len(self.failed) + len(self.collapsed)
-        if not count:
-            return ""
-        return f"failed {count} of {self.blocks}"
+        return said_failures(len(self.failed) + len(self.collapsed), self.blocks)
 
     @property
     def cell(self) -> str:
@@ -151,21 +158,26 @@ class ComparisonRows:
         first = self.runs.runs[0]
         row, zone = self.judging.row, self.judging.zone
         if is_a_share(first.record.task, self.metric):
+            rounding, typical = zip(*map(self._worth_of, self.runs.runs), strict=True)
             if not row:
-                row = max(self._row_of(run) for run in self.runs.runs)
+                row = max(rounding)
             if zone is None:
-                zone = usual_zone(row)
+                zone = usual_zone(median(typical))
         return Rules(zone, row, self.sign, self.control)
 
-    def _row_of(self, run: RunData) -> float:
+    def _worth_of(self, run: RunData) -> RowWorth:
         """Return how much one row changes the score of a run; 0 if its folder does not say how many there were."""
-        rows = float(run.summary.get("test_rows") or 0)
         if self.goal == "own":
-            clients = int(run.summary.get("client_test_clients") or 0)
-            rows = float(run.summary.get("client_test_rows_median") or 0) * math.sqrt(clients)
-        if not rows:
-            return 0.0
-        return 1 / rows
+            sizes = []
+            for row in run.final_rows:
+                if row.get("test_rows"):
+                    sizes.append([row["test_rows"]])
+            return worth_of(np.array(sizes, np.int64).reshape(-1, 1))
+        rows = int(run.summary.get("test_rows") or 0)
+        if run.confusion is not None and goes_by_class(self.metric):
+            _, matrix = run.confusion
+            return worth_of(np.array(matrix).sum(1)[None])
+        return worth_of(np.array([[rows]]))
 
     @cached_property
     def control(self) -> str | None:
@@ -178,7 +190,7 @@ class ComparisonRows:
         for label, called in self._called.items():
             if wanted == label or wanted in called.written:
                 exact.append(label)
-            if (wanted or "fedavg") in called.names:
+            if (wanted or CONTROL) in called.names:
                 matching.append(label)
         for found in (exact, matching):
             if len(found) == 1:

@@ -369,10 +369,10 @@ class Comparison:
         """Return what the rows are that are not judged."""
         lines = []
         for name, meaning in REFERENCES.items():
-            if any(one.method == name for one in self.rows.configurations):
-                if name == "local" and name not in self.rows.judging.references:
-                    continue
-                lines.append(f"{name}: {meaning}, a reference that is not judged.")
+            for one in self.rows.configurations:
+                if one.method == name and self.judgement.is_reference(one):
+                    lines.append(f"{name}: {meaning}, a reference that is not judged.")
+                    break
         return lines
 
     def findings(self) -> list[str]:

@@ -7,7 +7,14 @@ from functools import cached_property
 
 from fedskew.runs.summary import without_shared_score
 from fedskew.study.choose import unequal_tries
-from fedskew.study.comparison_rows import BOUND, MAJORITY, SCORE, ComparisonRows, Configuration
+from fedskew.study.comparison_rows import (
+    BOUND,
+    MAJORITY,
+    SCORE,
+    ComparisonRows,
+    Configuration,
+    said_failures,
+)
 from fedskew.study.judge import Contrast, Pooled, Scores, judge_cell, pool, said
 
 _BINOMIAL = 1.96  # standard deviations on each side of a share, for 95 %
@@ -188,8 +195,7 @@ class Judgement:
                 blocks[one.label] = blocks.get(one.label, 0) + one.blocks
         found = {}
         for label, count in failed.items():
-            if count:
-                found[label] = f"failed {count} of {blocks[label]}"
+            found[label] = said_failures(count, blocks[label])
         return found
 
     def _not_pooled(self) -> list[str]:

@@ -15,6 +15,8 @@ from fedskew.study.grid import seeds_of
 from fedskew.study.judge import checked_zone
 
 JUDGING = "study.json"
+CONTROL = "fedavg"  # where it is among the methods, and no other was given
+ALONE = "local"  # every client alone, which stands beside the methods under the goal own
 SCHEMA = 1  # of this file, and of the tables as JSON
 ScoreRule: TypeAlias = Literal["last", "validation-best"]
 ChooseRule: TypeAlias = Literal["validation", "none"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedskew.core.streams import Floats, Ints
+from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.runs.goals import Goal
 
@@ -27,39 +27,41 @@ class RowWorth(NamedTuple):
 
 def row_worth(fed: Federation, goal: Goal, metric: str) -> RowWorth:
     """Return how much one row changes the score of a goal on the rows of a federation; 0 without rows."""
+    by_class = fed.data.target == "class" and goes_by_class(metric)
+    classes = len(fed.data.classes)
     if goal == "shared":
-        if not len(fed.test):
-            return RowWorth(0.0, 0.0)
-        counts = np.array([len(fed.test)])[None]
-        if _goes_by_class(fed, metric):
-            counts = np.bincount(fed.test.y, minlength=len(fed.data.classes))[None]
-        return RowWorth(float(_of_each(counts)[0]), 1 / len(fed.test))
+        if by_class:
+            return worth_of(np.bincount(fed.test.y, minlength=classes)[None])
+        return worth_of(np.array([[len(fed.test)]]))
     if fed.tested_on is None:
         return RowWorth(0.0, 0.0)
     rows, split = fed.tested_on
-    clients = np.flatnonzero(split.sizes)
-    if not len(clients):
-        return RowWorth(0.0, 0.0)
-    sizes = split.sizes[clients]
-    counts = sizes[:, None]
-    if _goes_by_class(fed, metric):
-        counts = split.counts(rows.y, len(fed.data.classes), clients)
-    # The score is the mean over the clients, whose roundings have nothing to do with each other
-    rounding = math.sqrt(float((_of_each(counts) ** 2).sum())) / len(clients)
-    return RowWorth(rounding, 1 / (float(np.median(sizes)) * math.sqrt(len(clients))))
+    if by_class:
+        return worth_of(split.counts(rows.y, classes, np.arange(split.clients)))
+    return worth_of(split.sizes[:, None])
 
 
-def _goes_by_class(fed: Federation, metric: str) -> bool:
-    return fed.data.target == "class" and metric not in _COUNTED
+def goes_by_class(metric: str) -> bool:
+    """Return whether a metric is no plain share of the rows: then the rows of a class count together."""
+    return metric not in _COUNTED
 
 
-def _of_each(counts: Ints) -> Floats:
-    """Return what rounding to whole rows does to the mean over classes, for every client: client x class in.
+def worth_of(counts: Ints) -> RowWorth:
+    """Return how much one row changes a mean over clients of means over classes, from the rows of each.
 
-    >>> _of_each(np.array([[10, 0], [5, 5]])).round(3).tolist()
-    [0.1, 0.141]
+    One client stands for the test rows that all share.
+
+    >>> [round(number, 3) for number in worth_of(np.array([[10, 0], [5, 5], [0, 0]]))]
+    [0.087, 0.071]
     """
-    there = counts > 0
-    squares = np.where(there, 1 / np.maximum(counts, 1) ** 2, 0.0).sum(1)
-    found: Floats = np.sqrt(squares) / there.sum(1)
-    return found
+    sizes = counts.sum(1)
+    there = counts[sizes > 0]
+    if not len(there):
+        return RowWorth(0.0, 0.0)
+    classes = there > 0
+    squares = np.where(classes, 1 / np.maximum(there, 1) ** 2, 0.0).sum(1)
+    # The roundings of classes and of clients have nothing to do with each other
+    of_each = np.sqrt(squares) / classes.sum(1)
+    rounding = math.sqrt(float((of_each**2).sum())) / len(there)
+    typical = 1 / (float(np.median(sizes[sizes > 0])) * math.sqrt(len(there)))
+    return RowWorth(rounding, typical)

@@ -12,12 +12,11 @@ from fedskew.engine.job import WHOLE
 from fedskew.runs.choices import spell
 from fedskew.runs.execute import prepare
 from fedskew.runs.goals import Goal
+from fedskew.study.judging import ALONE, CONTROL
 from fedskew.study.partitions import Partitions
 from fedskew.study.study_folder import named_in_errors
 from fedskew.study.study_plan import Asked, Plan, asked_of
 
-CONTROL = "fedavg"  # where it is among the methods, and no other was given
-ALONE = "local"  # every client alone, which stands beside the methods under the goal own
 SET_ASIDE = 0.2  # share of the training rows to choose by, where none was given
 
 
@@ -76,9 +75,8 @@ def _usual_goal(asked: Asked, partitions: Partitions) -> Goal:
     if not without:
         return "shared"
     if without[0].holds_out:
-        return (
-            "own"  # the data come with test rows of every client: nothing more has to be set aside
-        )
+        # The data come with test rows of every client: nothing more has to be set aside
+        return "own"
     names = ", ".join(probe.method for probe in without)
     raise FedskewError(
         f"{names}: {without[0].shared_model}, and so there is no shared model to judge. Say what the models are for: "
