@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.deploy.conftest import CLIENTS, Pair
+from tests.runs.test_client_model import Remembered
 
 import fedskew as fs
-from fedskew.algorithms.contract import Algorithm, View, algorithms
+from fedskew.algorithms.contract import Algorithm, algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors, Tree
 from fedskew.deploy.rowless_federation import positions_of
@@ -107,24 +108,7 @@ class BetweenHeads(fs.FedPer):
         return {**shared, **mixed}
 
 
-@dataclass(frozen=True)
-class LastTrained(fs.FedAvg):
-    """FedAvg, whose clients use what they had after their last local training."""
-
-    def init_client_state(self, weights: Tensors) -> Tree:
-        """Return the initial weights."""
-        return {"last": weights}
-
-    def client_state(self, view: View) -> Tree:
-        """Return the weights after local training."""
-        return {"last": view.params}
-
-    def client_model(self, shared: Tensors, kept: Tree) -> Tensors:
-        """Return the weights that the client remembers."""
-        return {**shared, **kept["state.last"]}
-
-
-@pytest.mark.parametrize("method", [BetweenHeads(), LastTrained()], ids=["heads", "last"])
+@pytest.mark.parametrize("method", [BetweenHeads(), Remembered()], ids=["heads", "last"])
 def test_nodes_use_the_model_that_the_method_makes(pair: Callable[..., Pair], method: Algorithm):
     compare(pair(method, per_round=2))
 
