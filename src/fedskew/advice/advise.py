@@ -18,9 +18,9 @@ from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
 from fedskew.runs.goals import Goal
-from fedskew.study.judge import FEWEST_BLOCKS, Rules, checked_zone, usual_zone
+from fedskew.study.judge import FEWEST_BLOCKS, Rules, checked_zone
 from fedskew.study.judging import CONTROL
-from fedskew.study.row_worth import row_worth
+from fedskew.study.row_worth import row_and_zone, row_worth
 from fedskew.study.study_folder import is_a_share
 from fedskew.study.trials import Trials, Tried
 from fedskew.tasks.task import Task
@@ -281,10 +281,11 @@ def _rules(trials: Trials, goal: Goal, task: Task, zone: float | None) -> Rules:
     """Return what judging goes by, from the rows that trials are scored on."""
     if not is_a_share(task, trials.metric):
         return Rules(zone, 0.0, trials.sign, CONTROL)
-    worth = row_worth(trials.fed_of(trials.seeds[0]), goal, trials.metric)
-    if zone is None:
-        zone = usual_zone(worth.typical)
-    return Rules(zone, worth.rounding, trials.sign, CONTROL)
+    worth = []
+    for seed in trials.seeds:
+        worth.append(row_worth(trials.fed_of(seed), goal, trials.metric))
+    row, zone = row_and_zone(worth, zone)
+    return Rules(zone, row, trials.sign, CONTROL)
 
 
 # -- notes -------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,9 @@ from fedskew.runs.goals import Goal
 from fedskew.runs.summary import SHARED_MODEL
 from fedskew.study.choose import Chosen
 from fedskew.study.compared_runs import Compared
-from fedskew.study.judge import Rules, usual_zone
+from fedskew.study.judge import Rules
 from fedskew.study.judging import CONTROL, Judging
-from fedskew.study.row_worth import RowWorth, goes_by_class, worth_of
+from fedskew.study.row_worth import RowWorth, goes_by_class, row_and_zone, worth_of
 from fedskew.study.run_data import RunData
 from fedskew.study.run_scores import collapse_of, column_on_test, holds_out, score_of
 from fedskew.study.setting import Setting
@@ -157,12 +157,8 @@ class ComparisonRows:
         """Return what judging goes by; the zone of finished runs without a plan follows from their test rows."""
         first = self.runs.runs[0]
         row, zone = self.judging.row, self.judging.zone
-        if is_a_share(first.record.task, self.metric):
-            rounding, typical = zip(*map(self._worth_of, self.runs.runs), strict=True)
-            if not row:
-                row = max(rounding)
-            if zone is None:
-                zone = usual_zone(median(typical))
+        if not row and is_a_share(first.record.task, self.metric):
+            row, zone = row_and_zone(list(map(self._worth_of, self.runs.runs)), zone)
         return Rules(zone, row, self.sign, self.control)
 
     def _worth_of(self, run: RunData) -> RowWorth:

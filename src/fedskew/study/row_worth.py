@@ -1,6 +1,8 @@
 """How much one test row changes a score: what rounding to whole rows hides, and how wide a zone has to be."""
 
 import math
+from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +10,7 @@ import numpy as np
 from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.runs.goals import Goal
+from fedskew.study.judge import usual_zone
 
 # Metrics that count rows; in all others the rows of a class count together
 _COUNTED = ("accuracy", "exact_match", "micro_f1")
@@ -65,3 +68,16 @@ def worth_of(counts: Ints) -> RowWorth:
     rounding = math.sqrt(float((of_each**2).sum())) / len(there)
     typical = 1 / (float(np.median(sizes[sizes > 0])) * math.sqrt(len(there)))
     return RowWorth(rounding, typical)
+
+
+def row_and_zone(worth: Sequence[RowWorth], given: float | None) -> tuple[float, float | None]:
+    """Return what rounding to whole rows hides at most in a block, and the zone: as given, or of the median block.
+
+    >>> row_and_zone([RowWorth(0.01, 0.01), RowWorth(0.03, 0.02), RowWorth(0.02, 0.02)], None)
+    (0.03, 0.04)
+    """
+    rounding, typical = zip(*worth, strict=True)
+    zone = given
+    if zone is None:
+        zone = usual_zone(median(typical))
+    return max(rounding), zone

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import AUTO, Experiment
 from fedskew.core.errors import FedskewError, Interrupted, unknown
@@ -21,11 +19,10 @@ from fedskew.runs.folder import GROUP, TakenError, must_be_new, new_folder, resu
 from fedskew.server.server import Server
 from fedskew.skew.federate import DEFAULT_SKEW
 from fedskew.study.jobs import checked_jobs
-from fedskew.study.judge import usual_zone
 from fedskew.study.judging import JUDGING, Judging, freeze_judging, read_judging, written
 from fedskew.study.member import Member, Purpose
 from fedskew.study.partitions import Partitions
-from fedskew.study.row_worth import RowWorth, row_worth
+from fedskew.study.row_worth import RowWorth, row_and_zone, row_worth
 from fedskew.study.study_plan import Plan
 from fedskew.study.target_score import Target
 from fedskew.tasks.task import Task
@@ -128,7 +125,8 @@ def check(plan: Plan, partitions: Partitions | None = None) -> Plan:
     _check_shared(plan, without_shared_model)
     if not is_share:
         return plan
-    return replace(plan, judging=_with_zone(plan.judging, worth))
+    row, zone = row_and_zone(worth, plan.judging.zone)
+    return replace(plan, judging=replace(plan.judging, row=row, zone=zone))
 
 
 def _check_shared(plan: Plan, without_shared_model: Sequence[str]) -> None:
@@ -137,17 +135,6 @@ def _check_shared(plan: Plan, without_shared_model: Sequence[str]) -> None:
         raise FedskewError(
             f"goal=shared: {without_shared_model[0]}; judge the model that each client uses: client_test=0.2"
         )
-
-
-def _with_zone(judging: Judging, worth: Sequence[RowWorth]) -> Judging:
-    """Return how a study is judged, with what rounding to whole rows hides and the zone that follows from the rows.
-
-    Blocks may have other rows: the most that rounding hides is taken, and the zone of the median block.
-    """
-    zone = judging.zone
-    if zone is None:
-        zone = usual_zone(float(np.median([one.typical for one in worth])))
-    return replace(judging, row=max(one.rounding for one in worth), zone=zone)
 
 
 def is_a_share(task: Task, metric: str) -> bool:
