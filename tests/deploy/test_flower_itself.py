@@ -76,11 +76,11 @@ def test_only_the_processes_of_a_node_know_its_secret(tmp_path: Path):
 _FORKED = """
 import multiprocessing, sys, time
 from types import SimpleNamespace
-from fedskew.deploy import message_processes
+from fedskew.deploy import app_processes
 
 if __name__ == "__main__":
-    spec = SimpleNamespace(runtime_api_address=sys.argv[1], token="t", insecure=True, parent_pid=None)
-    process = multiprocessing.get_context("forkserver").Process(target=message_processes._answer, args=(spec,))
+    spec = SimpleNamespace(runtime_api_address=sys.argv[1], token="t", insecure=True, parent_pid=None, task_type=None)
+    process = multiprocessing.get_context("forkserver").Process(target=app_processes.run_app, args=(spec,))
     process.start()
     print(process.pid, flush=True)
     time.sleep(600)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedskew.core.errors import FedskewError
-from fedskew.deploy import flower_grid
+from fedskew.deploy import flower_grid, flower_patches
 from fedskew.deploy.flower_grid import (
     ANSWER,
     RECORD,
@@ -16,8 +16,8 @@ from fedskew.deploy.flower_grid import (
     client_app,
     nodes_of,
     none_too_large,
-    try_again,
 )
+from fedskew.deploy.flower_patches import try_again
 from fedskew.deploy.requests import Refusal, from_bytes
 from fedskew.transport.message_sizes import BODY, LARGEST, OBJECTS, PART
 
@@ -202,7 +202,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[in
     from flwr.supercore.protobuf.client import ProtobufClient
     from flwr.superlink.grid.http_grid import HttpGrid
 
-    monkeypatch.setattr(flower_grid, "_BUSY", 1.5)
+    monkeypatch.setattr(flower_grid, "BUSY", 1.5)
+    monkeypatch.setattr(flower_patches, "BUSY", 1.5)
 
     def made(*statuses: int) -> tuple[Any, list[int]]:
         answered: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.deploy import guarded_link
+from fedskew.deploy import flower_patches, guarded_link
 from fedskew.deploy.guarded_link import AT_ONCE, STRANGER, BoundedBodies, OnlyNodes, main
 from fedskew.transport.message_sizes import BODY, LARGEST, OBJECTS, PART
 
@@ -65,7 +65,10 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(extensions, "get_middleware", lambda: ("Flower's own",))
     monkeypatch.setattr(extensions, "configure_app", lambda app: None)
     monkeypatch.setattr(fleet_handlers, "push_messages", lambda request, state: "pushed")
+    monkeypatch.setattr(fleet_handlers, "activate_node", fleet_handlers.activate_node)
     monkeypatch.setattr(link, "SuperLinkLifespan", link.SuperLinkLifespan)
+    monkeypatch.setattr(link, "_get_superexec_command", link._get_superexec_command)
+    monkeypatch.setattr(flower_patches, "log_plainly", lambda: None)
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     monkeypatch.setattr(uvicorn, "run", lambda **given: given)
     monkeypatch.setattr(cli, "flower_superlink", lambda: None)

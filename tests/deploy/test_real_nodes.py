@@ -64,7 +64,7 @@ def test_methods_are_those_of_the_loop_engine_and_strangers_are_not_let_in(machi
         assert_same_run(found, in_one_place(machines.paths, method, eval_every=3))
         assert list(found.final_clients["name"]) == list(NAMES)
     for name, reason in (
-        ("stranger", "Failed to activate SuperNode"),
+        ("stranger", "the server does not know the key of this node"),
         ("deceived", "CERTIFICATE_VERIFY_FAILED"),
     ):
         assert machines.running[name].wait(PATIENCE) != 0

@@ -11,7 +11,8 @@ from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.deployment import run_on_nodes
-from fedskew.deploy.flower_grid import GridTransport, look_again_soon, nodes_of, try_again
+from fedskew.deploy.flower_grid import GridTransport, nodes_of
+from fedskew.deploy.flower_patches import try_again
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.event_log import recording
 from fedskew.report.page import PageWriter
@@ -28,7 +29,6 @@ app = ServerApp()
 @app.main()
 def main(grid: "Grid", context: "Context") -> None:
     """Wait for the nodes, then run the experiment of the app's configuration, or go on with it."""
-    look_again_soon()
     try_again(grid)
     try:
         _run(grid, context)

@@ -11,6 +11,7 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.flower_patches import BUSY, wait_for_parts
 from fedskew.deploy.requests import Refusal, to_bytes
 from fedskew.transport.message_sizes import LARGEST, PART
 
@@ -32,11 +33,7 @@ QUIET = {
 _OF_FLOWER = (3, 4, 5, 7, 8)
 # Seconds by which a message outlives the wait for its answer, as clocks differ; no node begins with it after that
 _CLOCKS = 60
-# Seconds until the second look for a part of a message; they double until it is there
-_AGAIN = 0.05
 _LAST = 1.0  # seconds for the parts of an answer that begins to arrive when the wait for it is over
-# Seconds for which a server that does not answer, or answers that it cannot now, is asked again
-_BUSY = 60.0
 # Seconds between two looks for answers: at least, and as a share of the time so far
 _POLL, _PATIENCE = 0.02, 0.1
 
@@ -50,40 +47,6 @@ def need_flower() -> None:
         raise FedskewError("this needs Flower: pip install 'fedskew[flower]'") from None
 
 
-def look_again_soon() -> None:
-    """Let Flower look for a part of a message that is still on its way after a twentieth of a second, not after one."""
-    from flwr.supercore.inflatable.inflatable_utils import (
-        pull_and_inflate_object_from_tree,
-        pull_objects,
-    )
-
-    for function in (pull_objects, pull_and_inflate_object_from_tree):
-        function.__kwdefaults__["initial_backoff"] = _AGAIN  # type: ignore[index]
-
-
-def _wait_for_parts(seconds: float) -> None:
-    """Let Flower wait so long for the parts of an answer that a node has begun to send, and not for hours."""
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
-
-    pull_objects.__kwdefaults__["max_time"] = seconds  # type: ignore[index]
-
-
-def try_again(grid: "Grid") -> None:
-    """Let Flower repeat a request that failed, for a minute.
-
-    By itself it repeats one for ever or, where the server answers 500 for whatever went wrong there, not at all.
-    """
-    invoker: Any = grid._retry_invoker  # type: ignore[attr-defined]
-    flower_gives_up = invoker.should_giveup
-
-    def gives_up(problem: Exception) -> bool:
-        response = getattr(problem, "response", None)
-        server_failed: bool = getattr(response, "status_code", None) == 500
-        return not server_failed and flower_gives_up(problem)
-
-    invoker.should_giveup, invoker.max_time = gives_up, _BUSY
-
-
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
     """Turn an error of HTTP into one that says what the server did not do."""
@@ -94,7 +57,7 @@ def _asking(what: str) -> Iterator[None]:
     except HTTPError as problem:
         reason = str(problem).partition("\n")[0] or type(problem).__name__
         raise FedskewError(
-            f"the server did not {what}, asked for up to {_BUSY:g} s ({reason}): see what fedskew server says, and "
+            f"the server did not {what}, asked for up to {BUSY:g} s ({reason}): see what fedskew server says, and "
             "start the run again"
         ) from problem
 
@@ -122,7 +85,7 @@ class GridTransport:
         began = time.monotonic()
         while sent:
             waited = time.monotonic() - began
-            _wait_for_parts(max(self.timeout - waited, _LAST))
+            wait_for_parts(max(self.timeout - waited, _LAST))
             with _asking("hand out the answers of nodes"):
                 replies = list(self.grid.pull_messages(list(sent)))
             for reply in replies:

@@ -6,16 +6,12 @@ who they are. These must be on the machine of the server. Flower reads all that 
 
 import asyncio
 import ipaddress
-import os
-import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
-from importlib import import_module
 from typing import Any, TypeAlias
 
-from fedskew.transport.message_sizes import BODY, OBJECTS
+from fedskew.deploy import flower_patches
+from fedskew.transport.message_sizes import BODY
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Call: TypeAlias = Callable[..., Awaitable[Any]]
@@ -23,7 +19,6 @@ OPEN = ("/v1/fleet/", "/health")  # paths for nodes, and for whoever asks whethe
 STRANGER = 2**16  # bytes that somebody may send who has not signed as a node
 AT_ONCE = 16  # larger bodies that are in memory at a time; further ones wait
 PATIENCE = 120.0  # seconds for a body to arrive
-ENDING = 10  # seconds for those who are connected when the server ends
 
 
 class OnlyNodes:
@@ -166,104 +161,21 @@ def signed_by_a_node(scope: Scope) -> bool:
     return get_linkstate(request).get_node_id_by_public_key(key) is not None
 
 
-def _guard_requests() -> None:
-    """Put the guards before everything else that Flower does with a request."""
-    from flwr.superlink import extensions
-    from starlette.middleware import Middleware
-
-    get_flower_middleware = extensions.get_middleware
-    guards = (Middleware(OnlyNodes), Middleware(BoundedBodies, signed_by_a_node))
-    extensions.get_middleware = lambda: (*guards, *get_flower_middleware())
-
-
-def _bound_answers() -> None:
-    """Refuse answers of more objects than the largest one of a run has."""
-    from fastapi import HTTPException
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.superlink.servicer.fleet import fleet_handlers
-
-    push_messages = fleet_handlers.push_messages
-
-    def bounded(request: Any, state: Any) -> Any:
-        for tree in request.message_object_trees:
-            count = sum(1 for _ in iterate_object_tree(tree))
-            if count > OBJECTS:
-                raise HTTPException(
-                    413, f"an answer of {count} objects is more than the {OBJECTS} that are taken"
-                )
-        return push_messages(request, state)
-
-    fleet_handlers.push_messages = bounded
-
-
-def _say_busy() -> None:
-    """Answer 503 where the database is locked: Flower's programs ask again after that, and end after 500."""
-    from fastapi.responses import JSONResponse
-    from flwr.superlink import extensions
-    from sqlalchemy.exc import OperationalError
-
-    configure_flower = extensions.configure_app
-
-    def busy(request: Any, problem: Exception) -> Any:
-        print(f"{request.url.path}: the database could not be used: {problem}", file=sys.stderr)
-        return JSONResponse({"detail": "the database cannot be used now"}, 503)
-
-    def configure(app: Any) -> None:
-        configure_flower(app)
-        app.add_exception_handler(OperationalError, busy)
-
-    extensions.configure_app = configure
-
-
-def _keep_little() -> None:
-    """Let each connection to the database keep 4 MB of it in memory: Flower's keep 320 MB, and there are up to 15."""
-    sql: Any = import_module("flwr.supercore.sql_mixin")
-    smaller = {"cache_size": "-4000", "mmap_size": "0"}
-    pragmas = []
-    for name, value in sql.SQLITE_PRAGMAS:
-        pragmas.append((name, smaller.get(name, value)))
-    sql.SQLITE_PRAGMAS = tuple(pragmas)
-
-
-def _watch_parts() -> list[str]:
-    """Let the server end when its SuperExec ends, without which no run starts; return a list that then says so."""
-    # By its path, as the package also has a function of this name, which an import would give.
-    link: Any = import_module("flwr.superlink.cli.flower_superlink")
-    ended: list[str] = []
-
-    class Watched(link.SuperLinkLifespan):  # type: ignore[misc]
-        ending = False
-
-        def startup(self) -> None:
-            super().startup()
-            threading.Thread(target=self.watch, daemon=True).start()
-
-        def shutdown(self) -> None:
-            self.ending = True
-            super().shutdown()
-
-        def watch(self) -> None:
-            status = self.superexec_process.wait()
-            if not self.ending:
-                ended.append(f"flower-superexec, which starts runs, has ended (status {status})")
-                os.kill(os.getpid(), signal.SIGINT)
-
-    link.SuperLinkLifespan = Watched
-    return ended
-
-
 def main() -> None:
     """Run ``flower-superlink`` with all guards."""
-    import uvicorn
     from flwr.superlink.cli import flower_superlink
+    from starlette.middleware import Middleware
 
-    _guard_requests()
-    _bound_answers()
-    _say_busy()
-    _keep_little()
-    ended = _watch_parts()
-    # h11 refuses headers without end, which the other reader of uvicorn keeps.
-    uvicorn.run = partial(uvicorn.run, http="h11", timeout_graceful_shutdown=ENDING)
+    flower_patches.log_plainly()
+    flower_patches.guard_requests(
+        [Middleware(OnlyNodes), Middleware(BoundedBodies, signed_by_a_node)]
+    )
+    flower_patches.bound_answers()
+    flower_patches.say_why_refused()
+    flower_patches.say_busy()
+    flower_patches.keep_little()
+    flower_patches.end_soon()
+    ended = flower_patches.start_runs_with("fedskew.deploy.app_processes")
     flower_superlink()
     if ended:
         sys.exit(f"{ended[0]}, and so does this server: start it again with the same --state")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from fedskew.deploy.flower_grid import look_again_soon
+from fedskew.deploy import flower_patches
 
 # Seconds between two looks: at least, and as a share of the time since the last message
 _LEAST, _SHARE = 0.1, 0.1
@@ -38,7 +38,7 @@ def _start_answering() -> "subprocess.Popen[bytes]":
     options.add_argument("--port")
     options.add_argument("--superexec-auth-secret-file", dest="secret")
     given, _ = options.parse_known_args()
-    command = [sys.executable, "-m", "fedskew.deploy.message_processes", "--insecure"]
+    command = [sys.executable, "-m", "fedskew.deploy.app_processes", "--insecure"]
     command += ["--runtime-api-address", f"127.0.0.1:{given.port}"]
     command += ["--superexec-auth-secret-file", given.secret]
     command += ["--parent-pid", str(os.getpid())]
@@ -57,12 +57,13 @@ def _end_with(answering: "subprocess.Popen[bytes]") -> None:
 
 def main() -> None:
     """Run ``flower-supernode`` at that pace."""
-    from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    flower_patches.log_plainly()
     threading.Thread(target=_end_with, args=(_start_answering(),), daemon=True).start()
-    look_again_soon()
-    start_client_internal.time = PromptTime()  # type: ignore[assignment, attr-defined]
+    flower_patches.look_again_soon()
+    flower_patches.look_for_messages_at(PromptTime())
+    flower_patches.connect_in_time()
     flower_supernode()
 
 

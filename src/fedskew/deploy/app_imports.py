@@ -1,4 +1,4 @@
-"""What the process of a message to a node uses, imported before there is a message."""
+"""What the processes of apps use, imported before there is one."""
 
 import httpcore  # noqa: F401
 import pandas  # noqa: F401
