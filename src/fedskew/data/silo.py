@@ -1,6 +1,7 @@
 """A silo in memory: a client's table, which answers the questions of a fit with counts and sums."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +54,6 @@ class TableSilo:
         self._more = more
         self._where = where or name
         self._columns = [column for column in frame.columns if column not in left_out]
-        self._narrowed: dict[tuple[str, int], tuple[Interval, NDArray[np.uint64]]] = {}
 
     @property
     def name(self) -> str:
@@ -128,6 +128,41 @@ class TableSilo:
 
     def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
         """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""
+        return self.numbers.count(intervals)
+
+    def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
+        """Return the moments of some columns, with missing numbers filled."""
+        return self.numbers.add_up(fills)
+
+    @cached_property
+    def numbers(self) -> "SiloNumbers":
+        """Return the numbers of the training rows, which answer all questions after the first."""
+        return SiloNumbers(len(self._rows), self._columns, self.values)
+
+    def values(self, title: str) -> Floats:
+        """Return the numbers of a column in the training rows, NaN where one is missing."""
+        return finite(self._frame[title])[self._rows]
+
+
+class SiloNumbers:
+    """The numbers of a client's training rows, which it counts and adds up.
+
+    Args:
+        rows: how many rows there are
+        columns: titles of the columns
+        values_of: from a title to the numbers of the column, NaN where one is missing
+    """
+
+    def __init__(
+        self, rows: int, columns: Sequence[str], values_of: Callable[[str], Floats]
+    ) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._values_of = values_of
+        self._narrowed: dict[tuple[str, int], tuple[Interval, NDArray[np.uint64]]] = {}
+
+    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
+        """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""
         counts: dict[str, list[Ints]] = {}
         for title, asked in intervals.items():
             if title not in self._columns:
@@ -144,25 +179,22 @@ class TableSilo:
             (title, place), ((1, 0), np.zeros(0, dtype=np.uint64))
         )
         if not low <= interval[0] <= interval[1] <= high:
-            values = self._values(title)
+            values = self._values_of(title)
             keys = keys_of(values[~np.isnan(values)])
         keys = keys[(keys >= np.uint64(interval[0])) & (keys <= np.uint64(interval[1]))]
-        if 8 * len(keys) < len(self._rows):
+        if 8 * len(keys) < self._rows:
             self._narrowed[title, place] = interval, keys
         return keys
-
-    def _values(self, title: str) -> Floats:
-        return finite(self._frame[title])[self._rows]
 
     def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
         """Return the moments of some columns, with missing numbers filled."""
         moments = {}
         for title, fill in fills.items():
             if title in self._columns:
-                values = self._values(title)
+                values = self._values_of(title)
                 moments[title] = Moments.of(np.where(np.isnan(values), fill, values))
             else:
-                moments[title] = Moments(len(self._rows), fill, 0.0, 0.0)
+                moments[title] = Moments(self._rows, fill, 0.0, 0.0)
         return moments
 
 

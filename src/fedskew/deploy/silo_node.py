@@ -18,15 +18,16 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.writing import write_atomically, writing
 from fedskew.data.catalogue import choose
-from fedskew.data.dataset import Split, datasets
+from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import ASKED, Description, Fitted, Request
 from fedskew.data.partition import Partition
 from fedskew.data.readers.array_silo import ArraySilo
 from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.table import Parted, SiloTables, converted
-from fedskew.data.schema import Scaling, Schema, pipeline_from
-from fedskew.data.silo import TableSilo
+from fedskew.data.schema import Pipeline, Scaling, Schema, pipeline_from
+from fedskew.data.silo import SiloNumbers, TableSilo
+from fedskew.deploy.arrays_cache import ArraysCache, digest_of, remove_unused, signs_of
 from fedskew.deploy.node import Node, job_of, row_counts_of
 from fedskew.deploy.question_checks import (
     TOLD,
@@ -36,13 +37,22 @@ from fedskew.deploy.question_checks import (
     checked_intervals,
     refuse_other_words,
 )
-from fedskew.deploy.requests import CountRows, Question, Refusal, from_bytes, to_bytes
+from fedskew.deploy.requests import (
+    CountRows,
+    Evaluate,
+    Question,
+    Refusal,
+    from_bytes,
+    to_bytes,
+)
 from fedskew.models.build import build
 from fedskew.runs.execute import settings_of
 from fedskew.tasks.task import task_for
 
 _RUN = re.compile(r"[0-9a-f]{32}")  # the name of a run becomes a folder: nothing else may
-ROWS = "rows.sha256"  # in the folder of what a silo keeps for a run
+# In the folder of what a silo keeps for a run: a hash of its rows, its rows as features, and the numbers of its table
+ROWS, FEATURES, NUMBERS = "rows.sha256", "features", "numbers"
+_PARTS = ("train", "test", "validation")
 
 
 def answer(about: Mapping[str, Any], request: bytes) -> bytes:
@@ -89,10 +99,12 @@ class SiloNode:
             case Question():
                 return to_bytes(self._answer_question(request))
             case CountRows():
-                self._check_rows()
                 return to_bytes(row_counts_of(self.fed, {}))
+            case Evaluate(final=True):
+                answered = self.node.answer(content)
+                self._features.remove()
+                return answered
             case _:
-                self._check_rows()
                 return self.node.answer(content)
 
     def _answer_question(self, question: Question) -> Any:
@@ -104,13 +116,39 @@ class SiloNode:
             case "count":
                 return self._count(question.content)
             case "add_up":
-                return self.silo.add_up(checked_fills(question.content))
+                fills = checked_fills(question.content)
+                if is_arrays(self.path):
+                    return self.silo.add_up(fills)
+                return self._table_numbers().add_up(fills)
 
     def _count(self, asked: Any) -> dict[str, list[Ints]]:
         intervals = checked_intervals(asked)
-        if isinstance(self.silo, ArraySilo):
+        if is_arrays(self.path):
             raise FedskewError(f"{self.path.name} holds arrays, whose numbers are not counted")
-        return self.silo.count(intervals)
+        return self._table_numbers().count(intervals)
+
+    def _table_numbers(self) -> SiloNumbers:
+        """Return the numbers of the table: those that were kept when it described itself, or read again."""
+        kept = self._numbers.load()
+        if kept is None:
+            assert isinstance(self.silo, TableSilo)
+            return self.silo.numbers
+        titles = kept["titles"].tolist()
+        return SiloNumbers(
+            int(kept["rows"][0]), titles, lambda title: kept[f"column-{titles.index(title)}"]
+        )
+
+    def _keep_numbers(self, described: Description, signs: tuple[int, ...]) -> None:
+        """Keep the numbers of the table, about which further questions follow; they go when rows are converted."""
+        assert isinstance(self.silo, TableSilo)
+        titles: list[str] = []
+        arrays: dict[str, Any] = {"rows": np.array([described.rows])}
+        for title, facts in described.columns.items():
+            if facts.kind in ("number", "empty"):
+                arrays[f"column-{len(titles)}"] = self.silo.values(title)
+                titles.append(title)
+        arrays["titles"] = np.array(titles, dtype=np.str_)
+        self._numbers.save(arrays, signs)
 
     def _describe(self, asked: Any) -> Description:
         """Return what the silo tells of itself; an error begins with its name, which the server does not know yet."""
@@ -118,22 +156,26 @@ class SiloNode:
             request = self._request
             check_request(asked, request)
             most_told = min(request.max_categories, TOLD)
+            signs = signs_of(self.path)
             described = self.silo.describe(replace(request, max_categories=most_told))
             check_classes(described, request.label)
+            if not is_arrays(self.path):
+                self._keep_numbers(described, signs)
             return described
         except FedskewError as problem:
             if str(problem).startswith(self.name):
                 raise
             raise FedskewError(f"{self.name}: {problem}") from problem
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, arrays: Mapping[str, Any]) -> None:
         """Refuse rows that are not those with which the run began, of which a hash is kept here."""
         path = self.folder / ROWS
+        digest = digest_of(arrays)
         if not path.exists():
             with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, self.fed.fingerprint.encode())
-        elif path.read_text(encoding="utf-8") != self.fed.fingerprint:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, digest.encode())
+        elif path.read_text(encoding="utf-8") != digest:
             raise FedskewError(
                 f"{self.path.name} holds other rows than when the run began: give the node the file as it was then, "
                 "or start a new run"
@@ -193,7 +235,6 @@ class SiloNode:
     def fed(self) -> Federation:
         """The rows of the silo as a federation of one client, by the schema of all."""
         pipeline = pipeline_from(json.loads(str(self.about["schema"])))
-        part = self.part
         of_schema = pipeline.label.columns
         of_run = self._request.targets
         if of_schema != of_run:
@@ -201,16 +242,44 @@ class SiloNode:
                 f"the schema has the label {'+'.join(of_schema)}, and the run the label {'+'.join(of_run)}: "
                 "use the same version of fedskew"
             )
+        arrays = None
+        if (self.folder / ROWS).exists():
+            arrays = self._features.load()
+        if arrays is None:
+            signs = signs_of(self.path)
+            arrays = _arrays_of(self._converted(pipeline))
+            self._check_rows(arrays)
+            remove_unused(self.folder.parent)
+            self._features.save(arrays, signs)
+            self._numbers.remove()
+        data = _dataset_of(arrays, self.name, pipeline)
+        return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
+
+    @property
+    def _features(self) -> ArraysCache:
+        """What the silo keeps of its rows for this run, by the schema of all."""
+        told = [self.about[name] for name in ("options", "validation", "seed", "schema")]
+        meaning = json.dumps([__version__, self.name, *told])
+        return ArraysCache(self.folder / FEATURES, self.path, meaning)
+
+    @property
+    def _numbers(self) -> ArraysCache:
+        """What the silo keeps of its table for this run, until there is a schema."""
+        told = [self.about[name] for name in ("options", "validation", "seed")]
+        meaning = json.dumps([__version__, *told])
+        return ArraysCache(self.folder / NUMBERS, self.path, meaning)
+
+    def _converted(self, pipeline: Pipeline) -> Dataset:
+        """Return the rows of the file, by the schema of all."""
+        part = self.part
         if isinstance(part, ArraySilo):
             assert isinstance(pipeline, Scaling), "a run has files of one kind"
-            data = part.converted(pipeline)
-        else:
-            assert isinstance(pipeline, Schema), "a run has files of one kind"
-            described = part.silo.describe(self._request)
-            # First, as an error of the conversion names a class: one after the other would be told.
-            check_classes(described, self._request.label)
-            data = converted(part, Fitted(pipeline, (described,)))
-        return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
+            return part.converted(pipeline)
+        assert isinstance(pipeline, Schema), "a run has files of one kind"
+        described = part.silo.describe(self._request)
+        # First, as an error of the conversion names a class: one after the other would be told.
+        check_classes(described, self._request.label)
+        return converted(part, Fitted(pipeline, (described,)))
 
     @property
     def node(self) -> Node:
@@ -237,3 +306,36 @@ def _without_values_of_rows(described: Description) -> Description:
     for title, facts in described.columns.items():
         columns[title] = replace(facts.without_rare(), example="not told")
     return replace(described, columns=columns)
+
+
+def _arrays_of(data: Dataset) -> dict[str, Any]:
+    """Return the features and targets of all parts of a data set."""
+    arrays = {}
+    for part in _PARTS:
+        rows: Rows | None = getattr(data, part)
+        if rows is not None:
+            arrays[f"{part}-x"] = rows.x
+            arrays[f"{part}-y"] = rows.y
+    return arrays
+
+
+def _dataset_of(arrays: Mapping[str, Any], name: str, pipeline: Pipeline) -> Dataset:
+    """Return the data set of one client with these features and targets."""
+    parts = {}
+    for part in _PARTS:
+        if f"{part}-x" in arrays:
+            y = arrays[f"{part}-y"]
+            parts[part] = Rows(arrays[f"{part}-x"], y, np.zeros(len(y), dtype=np.int64))
+    features: tuple[str, ...] = ()
+    if isinstance(pipeline, Schema):
+        features = pipeline.features
+    return Dataset(
+        name=name,
+        train=parts["train"],
+        test=parts["test"],
+        validation=parts.get("validation"),
+        classes=pipeline.label.classes,
+        groups=(name,),
+        features=features,
+        schema=pipeline,
+    )
