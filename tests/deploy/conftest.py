@@ -35,7 +35,9 @@ class InProcess:
     changed: Callable[[int, bytes], bytes] = lambda client, content: content
     seen: list[bytes] = field(default_factory=list)
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+    ) -> dict[int, bytes]:
         self.seen += requests.values()
         there = {
             client: content for client, content in requests.items() if client not in self.silent

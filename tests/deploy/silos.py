@@ -128,7 +128,9 @@ class SilosInProcess:
     def renumber(self, clients: Sequence[int]) -> None:
         self.paths = [self.paths[old] for old in clients]
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+    ) -> dict[int, bytes]:
         kinds = {
             request[8:200].split(b'"object": ["')[1].split(b'"')[0].decode()
             for request in requests.values()

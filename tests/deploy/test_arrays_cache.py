@@ -167,10 +167,10 @@ def test_a_file_that_changes_during_a_run_is_refused(tmp_path: Path):
     content = paths[1].read_text()
 
     class Changing(SilosInProcess):
-        def ask(self, requests: Any, about: Any) -> Any:
+        def ask(self, requests: Any, about: Any, *patience: Any) -> Any:
             if self.rounds.count("Train") == 1 and self.rounds[-1] != "Train":
                 paths[1].write_text(content.replace("red", "blue", 1))
-            return super().ask(requests, about)
+            return super().ask(requests, about, *patience)
 
     silos = Changing(paths, tmp_path / "state")
     with pytest.warns(UserWarning, match=r"hospital_B\.csv holds other rows than when the run"):

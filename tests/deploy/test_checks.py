@@ -666,8 +666,10 @@ class Ending(SilosInProcess):
     liars: tuple[int, ...] = (1,)
     after: int = 3
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
-        answers = super().ask(requests, about)
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+    ) -> dict[int, bytes]:
+        answers = super().ask(requests, about, *patience)
         if self.rounds.count("Train") < self.after:
             return answers
         told = {client: from_bytes(content) for client, content in answers.items()}
@@ -736,10 +738,12 @@ def test_the_model_is_on_disk_before_the_last_scores_are_asked_for(tmp_path: Pat
     folder, found = tmp_path / "run", list[bool]()
 
     class Watching(SilosInProcess):
-        def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+        def ask(
+            self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+        ) -> dict[int, bytes]:
             if getattr(from_bytes(requests[0]), "final", False):
                 found.append((folder / on_disk.MODEL).exists())
-            return super().ask(requests, about)
+            return super().ask(requests, about, *patience)
 
     run_on_nodes(
         Nodes(Watching(write_silos(tmp_path), tmp_path / "state")), 3, experiment(), folder

@@ -14,7 +14,7 @@ from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.checks import checked_update
 from fedskew.deploy.flower_grid import nodes_of
-from fedskew.deploy.remote_clients import REFUSED
+from fedskew.deploy.remote_clients import REFUSED, Patience
 from fedskew.deploy.requests import Refusal, Scored, Waiting, from_bytes, to_bytes
 from fedskew.engine.job import Updates
 from fedskew.tasks.classification import Classification
@@ -77,6 +77,27 @@ def test_a_client_that_never_answers_is_dropped_and_the_others_go_on(pair: Calla
     both.transport.silent = set()
     assert both.remote.advance().round["dropped"] == 0
     assert len(both.remote.final_clients().table) == CLIENTS
+
+
+def test_a_silent_client_costs_a_round_one_timeout(pair: Callable[..., Pair]):
+    """In the same round it is asked again, and not waited for; in the next one it is."""
+    both = pair("scaffold", eval_every=1)
+    waited: list[tuple[str, bool]] = []
+    answered = both.transport.ask
+
+    def ask(requests: Any, about: Any, patience: Patience) -> dict[int, bytes]:
+        asked = type(from_bytes(requests[BAD])).__name__ if BAD in requests else ""
+        waited.append((asked, BAD not in patience.not_for))
+        return answered(requests, about)
+
+    both.transport.ask = ask  # type: ignore[method-assign, assignment]
+    both.transport.silent = {BAD}
+    with left_out("no answer in time"):
+        both.remote.advance()
+    with left_out("no answer in time"):
+        both.remote.advance()
+    of_bad = [each for each in waited if each[0]]
+    assert of_bad == 2 * [("Train", True), ("Evaluate", False)]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbn", "ditto", "fedbuff:buffer=2"])
@@ -367,7 +388,9 @@ REFUSALS = [
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["long", "number", "nothing", "array"])
 def test_whatever_a_node_refuses_with_is_one_line(pair: Callable[..., Pair], refusal: Refusal):
     both, noted = pair("fedavg"), list[str]()
-    both.remote.clients.nodes.unanswered = lambda asked, reasons: noted.extend(reasons.values())
+    both.remote.clients.nodes.record.unanswered = lambda asked, reasons: noted.extend(
+        reasons.values()
+    )
     both.transport.changed = lambda client, found: to_bytes(refusal) if client == BAD else found
     with left_out("") as warned:
         both.remote.advance()

@@ -18,6 +18,7 @@ from fedskew.deploy.flower_grid import (
     none_too_large,
 )
 from fedskew.deploy.flower_patches import try_again
+from fedskew.deploy.remote_clients import Patience
 from fedskew.deploy.requests import Refusal, from_bytes
 from fedskew.transport.message_sizes import BODY, LARGEST, OBJECTS, PART
 
@@ -61,10 +62,13 @@ def failed(message: Any) -> Any:
     return flwr.Message(flwr.Error(code=2, reason="out of memory"), reply_to=message)
 
 
-def asked(grid: Grid, timeout: float = 0.3) -> dict[int, bytes]:
+ALL = Patience()
+
+
+def asked(grid: Grid, timeout: float = 0.3, patience: Patience = ALL) -> dict[int, bytes]:
     clients = range(len(grid.replies))
     transport = GridTransport(grid, {client: 10 + client for client in clients}, timeout)  # type: ignore[arg-type]
-    return transport.ask(dict.fromkeys(clients, b"?"), {"run": "a"})
+    return transport.ask(dict.fromkeys(clients, b"?"), {"run": "a"}, patience)
 
 
 def test_answers_errors_and_silence():
@@ -128,6 +132,25 @@ def test_answers_are_looked_for_once_more_when_a_slow_one_has_taken_all_the_time
     assert waits == [1.0, 1.0]
 
 
+def test_those_who_were_silent_before_are_asked_and_not_waited_for():
+    grid = Grid(content({ANSWER: b"fine"}), "silent", content({ANSWER: b"fine too"}))
+    found = asked(grid, timeout=60.0, patience=Patience(not_for=frozenset({1, 2})))
+    assert len(grid.sent) == 3
+    assert grid.pulls == 1
+    assert found == {0: b"fine", 2: b"fine too"}
+
+
+def test_it_is_told_whom_a_question_waits_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flower_grid, "_WHILE", 0.1)
+    told: list[Any] = []
+    grid = Grid("silent", content({ANSWER: b"fine"}), "silent", "silent")
+    asked(grid, patience=Patience(frozenset({3}), told.append))
+    assert told == [[0, 2], []]
+    told.clear()
+    asked(Grid(content({ANSWER: b"fine"})), patience=Patience(told=told.append))
+    assert told == []
+
+
 def test_messages_that_are_too_large_for_the_server():
     class Small(Grid):
         def push_messages(self, messages: Iterable[Any]) -> list[Any]:
@@ -152,7 +175,7 @@ def test_what_is_sent_arrives_in_parts_that_the_server_takes(size: int):
     content = content[:size]
     grid = Grid("silent")
     transport = GridTransport(grid, {0: 10}, 0.01)  # type: ignore[arg-type]
-    transport.ask({0: content}, {"run": "a"})
+    transport.ask({0: content}, {"run": "a"}, Patience())
     seen: dict[str, Any] = {}
 
     def answer(about: Any, request: bytes) -> bytes:

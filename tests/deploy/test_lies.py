@@ -32,8 +32,10 @@ class Lying(SilosInProcess):
     change: Change = lambda told: told
     late: bool = False
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
-        answers = super().ask(requests, about)
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+    ) -> dict[int, bytes]:
+        answers = super().ask(requests, about, *patience)
         told = from_bytes(answers[LIAR])
         if kind_of(told) == self.what:
             answers[LIAR] = answers[LIAR] if self.late else to_bytes(self.change(told))

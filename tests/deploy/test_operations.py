@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, write_silos
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 
 from fedskew.cli import server_app
+from fedskew.cli.app import app as cli
 from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
@@ -37,11 +39,23 @@ class Watched(SilosInProcess):
 
     watch: Callable[[str], None] = staticmethod(lambda asked: None)
     refuse: frozenset[int] = frozenset()
+    waited_for: tuple[int, ...] = ()
+
+    def numbers(self) -> list[int]:
+        return [2**63 + client for client in range(len(self.paths))]
+
     gone: frozenset[int] = frozenset()  # Flower says so
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
-        answers = super().ask(requests, about)
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], *patience: Any
+    ) -> dict[int, bytes]:
+        answers = super().ask(requests, about, *patience)
+        waits = self.waited_for and self.rounds[-1] == "Train"
+        if waits:
+            patience[0].told(self.waited_for)
         self.watch(self.rounds[-1])
+        if waits:
+            patience[0].told([])
         refused = to_bytes(Refusal(f"hospital_B.csv: {PLANTED} is no number"))
         changed = {
             **dict.fromkeys(self.refuse, refused),
@@ -111,6 +125,13 @@ def test_the_events_of_a_run(go: Callable[..., Path]):
     assert began <= times[0]
     assert times[-1] <= datetime.now(UTC)
     assert events[1]["clients"] == list(NAMES)
+    assert events[1]["numbers"] == [
+        "9223372036854775808",
+        "9223372036854775809",
+        "9223372036854775810",
+    ]
+    shown = CliRunner().invoke(cli, ["status", str(folder)]).output
+    assert f"{NAMES[1]} (9223372036854775809)" in shown
     (_, row) = [event for event in events if event["event"] == "round"]
     assert (row["rounds"], row["clients"], row["dropped"], row["late"], row["excluded"]) == (
         2,
@@ -221,6 +242,38 @@ def test_a_run_that_stops_says_why_and_goes_on_in_the_same_file(
     ]  # fmt: skip
     assert lines(folder)[: len(first)] == first
     assert (status(folder).error, status(folder).unanswered) == (None, [])
+
+
+def test_whom_a_run_waits_for_is_told(go: Callable[..., Path], silos: Watched, tmp_path: Path):
+    folder = tmp_path / "run"
+    waits: list[list[str]] = []
+    silos.waited_for = (0, 2)
+    silos.watch = lambda asked: waits.append(status(folder).waits_for if folder.exists() else [])
+    go(1)
+    assert [names for names in waits if names] == [[NAMES[0], NAMES[2]]]
+    events = [event for event in lines(folder) if event["event"] == "waiting"]
+    assert [(event["round"], event["asked"]) for event in events] == [(1, "train")] * 2
+    assert [event["clients"] for event in events] == [[NAMES[0], NAMES[2]], []]
+    assert status(folder).waits_for == []
+
+
+@pytest.mark.parametrize("stop", [SystemExit(0), KeyboardInterrupt()])
+def test_a_run_that_is_asked_to_stop_has_no_error(
+    go: Callable[..., Path], silos: Watched, tmp_path: Path, stop: BaseException
+):
+    def stopped(asked: str) -> None:
+        if asked == "Train":
+            raise stop
+
+    silos.watch = stopped
+    with pytest.raises(type(stop)):
+        go(2)
+    last = lines(tmp_path / "run")[-1]
+    assert (last["event"], last["round"]) == ("stopped", 0)
+    assert "flwr stop" in last["reason"]
+    found = status(tmp_path / "run")
+    assert found.state == "stopped"
+    assert "flwr run" in (found.then or "")
 
 
 def test_a_line_that_is_cut_anywhere_breaks_nothing(tmp_path: Path):

@@ -243,9 +243,9 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, dict
     seen, folder = [], tmp_path_factory.mktemp("messages")
 
     class Recorded(SilosInProcess):
-        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+        def ask(self, requests: Any, about: Any, *patience: Any) -> dict[int, bytes]:
             seen.append((requests[0], dict(about)))
-            return super().ask(requests, about)
+            return super().ask(requests, about, *patience)
 
     silos = Recorded(write_silos(folder), folder / "states")
     experiment = Experiment(

@@ -168,11 +168,11 @@ def test_tables_with_semicolons(tmp_path: Path):
 
 def test_a_silo_whose_rows_change_in_a_run_is_left_out(tmp_path: Path):
     class Growing(SilosInProcess):
-        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+        def ask(self, requests: Any, about: Any, *patience: Any) -> dict[int, bytes]:
             if self.rounds[-1:] == ["CountRows"]:
                 text = self.paths[1].read_text()
                 self.paths[1].write_text(text + text.split("\n", 1)[1])
-            return super().ask(requests, about)
+            return super().ask(requests, about, *patience)
 
     silos = Growing(write_silos(tmp_path, numbers=False), tmp_path / "state")
     experiment = Experiment(data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 1})
@@ -243,10 +243,10 @@ def test_a_run_does_not_go_on_with_other_values(
         pass
 
     class Mortal(SilosInProcess):
-        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+        def ask(self, requests: Any, about: Any, *patience: Any) -> dict[int, bytes]:
             if self.rounds.count("Train") == 2 and not finished:
                 raise Killed
-            return super().ask(requests, about)
+            return super().ask(requests, about, *patience)
 
     def go(transport: SilosInProcess) -> Run:
         experiment = Experiment(
@@ -290,8 +290,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     for last in range(first, len(silos.rounds) + 1):
 
         class Mortal(SilosInProcess):
-            def ask(self, requests: Any, about: Any, last: int = last) -> dict[int, bytes]:
-                answers = super().ask(requests, about)
+            def ask(
+                self, requests: Any, about: Any, *patience: Any, last: int = last
+            ) -> dict[int, bytes]:
+                answers = super().ask(requests, about, *patience)
                 if len(self.rounds) == last:
                     raise Killed
                 return answers
@@ -319,7 +321,7 @@ def test_a_node_does_not_go_on_with_other_rows(tmp_path: Path):
         **SETTINGS,
     )
 
-    def ask(requests: Any, about: Any) -> Any:
+    def ask(requests: Any, about: Any, *patience: Any) -> Any:
         if silos.rounds.count("Train") == 2:
             raise FedskewError("the server has gone")
         return asked(requests, about)
@@ -353,7 +355,7 @@ def test_a_file_that_does_not_fit_is_named_without_its_folder(
 def test_scores_without_a_node_say_so(started: Callable[..., Run], silos: SilosInProcess):
     asked = silos.ask
 
-    def ask(requests: Any, about: Any) -> Any:
+    def ask(requests: Any, about: Any, *patience: Any) -> Any:
         silos.silent = {0} if b'"Evaluate"' in next(iter(requests.values()))[:200] else set()
         return asked(requests, about)
 

@@ -48,10 +48,12 @@ def _run(grid: "Grid", context: "Context") -> None:
         port = int(str(config["metrics_port"]))
     with recording(folder) as log, serving_metrics(port) as metrics:
         node_ids = nodes_of(grid, count, timeout)
-        nodes = Nodes(GridTransport(grid, dict(enumerate(node_ids)), timeout), log.unanswered)
+        transport = GridTransport(grid, dict(enumerate(node_ids)), timeout)
+        log.numbers = transport.numbers
+        nodes = Nodes(transport, log)
         experiment = Experiment(**tomllib.loads(str(config["experiment"])))
         name = spell("algorithm", experiment.algorithm)
-        with show_progress([name], experiment.rounds) as callbacks_of:
+        with show_progress([name], experiment.rounds, simulated=False) as callbacks_of:
             callbacks = [PageWriter(), log, *metrics, *callbacks_of(name)]
             done = run_on_nodes(nodes, len(node_ids), experiment, folder, callbacks)
     print_summary([name], [done.summary], folder, done.summary, as_json=False)

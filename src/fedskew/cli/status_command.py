@@ -69,16 +69,25 @@ def _lines(now: "Status") -> dict[str, str]:
         if now.seconds_left is not None:
             lines["a round"] += f", about {duration(now.seconds_left)} left"
     lines["last written"] = f"{duration(now.seconds_since_write)} ago"
-    if now.nodes:
-        lines["nodes"] = _names(now.nodes)
-    if now.clients is not None:
-        lines["last round"] = "; ".join([f"{now.clients} clients", *_losses(now)])
-    if now.unanswered:
-        lines["no answer"] = _silences(now.unanswered)
+    lines |= _of_clients(now)
     if now.error:
         lines["error"] = now.error
     if now.then:
         lines["then"] = now.then
+    return lines
+
+
+def _of_clients(now: "Status") -> dict[str, str]:
+    """Return who takes part, whom the run waits for, and who was lost."""
+    lines = {}
+    if now.nodes:
+        lines["nodes"] = _names(_numbered(now.nodes, now.numbers))
+    if now.waits_for:
+        lines["waits for"] = _names(now.waits_for)
+    if now.clients is not None:
+        lines["last round"] = "; ".join([f"{now.clients} clients", *_losses(now)])
+    if now.unanswered:
+        lines["no answer"] = _silences(now.unanswered)
     return lines
 
 
@@ -118,6 +127,16 @@ def _silences(unanswered: "Sequence[Row]") -> str:
             when = f"round {silence['round']}"
         lines.append(f"{silence['client']} to {silence['asked']}, {when}: {silence['reason']}")
     return "; ".join(few(lines, _NAMED))
+
+
+def _numbered(names: list[str], numbers: list[str]) -> list[str]:
+    """Return the names of nodes with the numbers by which ``flwr supernode list`` names them, where these are known."""
+    if len(names) != len(numbers):
+        return names
+    numbered = []
+    for name, number in zip(names, numbers, strict=True):
+        numbered.append(f"{name} ({number})")
+    return numbered
 
 
 def _names(names: list[str]) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
+    from fedskew.deploy.remote_clients import Patience
+
 # From what a message says of the run, and the request, to the answer
 Answer = Callable[[Mapping[str, Any], bytes], bytes]
 RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
@@ -34,6 +36,7 @@ _OF_FLOWER = (3, 4, 5, 7, 8)
 # Seconds by which a message outlives the wait for its answer, as clocks differ; no node begins with it after that
 _CLOCKS = 60
 _LAST = 1.0  # seconds for the parts of an answer that begins to arrive when the wait for it is over
+_WHILE = 5.0  # seconds after which it is told whose answers are waited for
 # Seconds between two looks for answers: at least, and as a share of the time so far
 _POLL, _PATIENCE = 0.02, 0.1
 
@@ -78,11 +81,18 @@ class GridTransport:
         """Give clients other numbers: the first of these is the old number of the new client 0."""
         self.nodes = {new: self.nodes[old] for new, old in enumerate(clients)}
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+    def numbers(self) -> list[int]:
+        """Return the numbers of clients' nodes, by which ``flwr supernode list`` names them."""
+        return [self.nodes[client] for client in sorted(self.nodes)]
+
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], patience: "Patience"
+    ) -> dict[int, bytes]:
         """Return the answers that arrive in time, by client."""
         sent = self._send(requests, about)
         answers: dict[int, bytes] = {}
         began = time.monotonic()
+        told = False
         while sent:
             waited = time.monotonic() - began
             wait_for_parts(max(self.timeout - waited, _LAST))
@@ -91,9 +101,15 @@ class GridTransport:
             for reply in replies:
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 answers[client] = _answer_of(reply)
-            if not sent or waited >= self.timeout:
+            missing = sorted(set(sent.values()) - patience.not_for)
+            if not missing or waited >= self.timeout:
                 break
+            if waited > _WHILE and not told:
+                patience.told(missing)
+                told = True
             time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)))
+        if told:
+            patience.told([])
         return answers
 
     def _send(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[str, int]:

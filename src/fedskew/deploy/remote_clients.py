@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +20,6 @@ from fedskew.transport.message_sizes import LARGEST
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
 # A client and its answer -> the answer to use; an error refuses it
 Check: TypeAlias = Callable[[int, Any], Any]
-# What was asked; why each client did not answer it
-Unanswered: TypeAlias = Callable[[str, Mapping[str, str]], None]
 CHECKPOINTS = 2  # that stay on a server's disk
 SILENT, REFUSED = "no answer in time", "the node refused: the output of the run has its words"
 
@@ -33,10 +32,20 @@ class _RefusedError(FedskewError):
         self.of_flower = refusal.of_flower is True
 
 
+@dataclass(frozen=True)
+class Patience:
+    """Whom a question waits for: all but ``not_for``; ``told`` gets those that it still waits for after a while."""
+
+    not_for: frozenset[int] = frozenset()
+    told: Callable[[Sequence[int]], None] = lambda clients: None
+
+
 class Transport(Protocol):
     """Carries requests to nodes and their answers back."""
 
-    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+    def ask(
+        self, requests: Mapping[int, bytes], about: Mapping[str, Any], patience: Patience
+    ) -> dict[int, bytes]:
         """Return the answers of clients by their numbers; one that does not answer in time has none.
 
         ``about`` is what every message says of the run.
@@ -76,18 +85,49 @@ class Versions:
         self._saved = [self.rounds.copy()]
 
 
+class Record(Protocol):
+    """Notes what happens between a server and its nodes."""
+
+    def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
+        """Note why clients did not answer; not in the words of nodes, which may quote their files."""
+        ...
+
+    def waits(self, asked: str, clients: Sequence[str]) -> None:
+        """Note whose answers are waited for; nobody's when they are there."""
+        ...
+
+
+class _NoRecord:
+    def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
+        """Note nothing."""
+
+    def waits(self, asked: str, clients: Sequence[str]) -> None:
+        """Note nothing."""
+
+
 class Nodes:
     """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known.
 
-    ``unanswered`` is told of clients that do not answer; not in the words of nodes, which may quote their files.
+    A client that is silent is not waited for again in the same round, so that it costs a round one timeout.
     """
 
-    def __init__(
-        self, transport: Transport | None, unanswered: Unanswered = lambda asked, reasons: None
-    ) -> None:
-        self.transport, self.unanswered = transport, unanswered
+    def __init__(self, transport: Transport | None, record: Record | None = None) -> None:
+        self.transport = transport
+        self.record = record or _NoRecord()
         self.about: dict[str, Any] = {}
         self.names: Sequence[str] = ()
+        self._round = FRESH
+        self._silent: set[int] = set()  # clients that did not answer in this round
+
+    def begin_round(self, round: int) -> None:
+        """Wait for everybody again, if this is another round."""
+        if round != self._round:
+            self._round = round
+            self.wait_for_all()
+
+    def wait_for_all(self) -> None:
+        """Wait for everybody again, also for those that were silent."""
+        self._silent.clear()
 
     def ask(
         self,
@@ -136,12 +176,11 @@ class Nodes:
         self, requests: Mapping[int, Request], kind: Kinds, check: Check | None, most: int
     ) -> tuple[dict[int, Any], dict[int, str]]:
         """Return answers, and why others are none."""
-        assert self.transport, "a run begins when its nodes are there"
         answers = dict[int, Any]()
         refusals = dict[int, str]()
         own_words = set[int]()  # clients whose nodes refused in words of their own
-        sent = {client: to_bytes(request) for client, request in requests.items()}
-        for client, content in sorted(self.transport.ask(sent, self.about).items()):
+        contents = self._contents(requests)
+        for client, content in sorted(contents.items()):
             try:
                 answer = _read(content, kind, most)
                 if check:
@@ -156,10 +195,26 @@ class Nodes:
             except Exception as problem:  # an answer may be anything, and must not end the run
                 refusals[client] = f"an answer that cannot be checked ({type(problem).__name__})"
         recorded = {**refusals, **dict.fromkeys(own_words, REFUSED)}
-        self._record(requests, answers, recorded)
+        self._note_missing(requests, answers, recorded)
         return answers, refusals
 
-    def _record(
+    def _contents(self, requests: Mapping[int, Request]) -> dict[int, bytes]:
+        """Send requests, and return what comes back in time."""
+        assert self.transport, "a run begins when its nodes are there"
+        sent = {}
+        asked = ""
+        for client, request in requests.items():
+            sent[client] = to_bytes(request)
+            asked = _kind(request)
+
+        def told(clients: Sequence[int]) -> None:
+            self.record.waits(asked, [self._name(client) for client in clients])
+
+        contents = self.transport.ask(sent, self.about, Patience(frozenset(self._silent), told))
+        self._silent |= requests.keys() - contents.keys()
+        return contents
+
+    def _note_missing(
         self,
         requests: Mapping[int, Request],
         answers: Mapping[int, Any],
@@ -169,11 +224,10 @@ class Nodes:
         missing = sorted(requests.keys() - answers.keys())
         if not missing:
             return
-        asked = type(requests[missing[0]]).__name__.lower()
         by_name = {}
         for client in missing:
             by_name[self._name(client)] = reasons.get(client, SILENT)
-        self.unanswered(asked, by_name)
+        self.record.unanswered(_kind(requests[missing[0]]), by_name)
 
     def _reasons(self, refusals: Mapping[int, str]) -> str:
         reasons = []
@@ -185,6 +239,11 @@ class Nodes:
         if self.names:
             return self.names[client]
         return str(client)
+
+
+def _kind(request: Request) -> str:
+    """Return what a request is, in one word."""
+    return type(request).__name__.lower()
 
 
 def _read(content: bytes, kind: Kinds, most: int) -> Any:

@@ -91,6 +91,7 @@ class RemoteEngine:
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
+        self.nodes.begin_round(plan.round)
         number = int(job is not self.job)  # 0 for the method, 1 for clients' own models
         together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
         training = _Training(job.task)
@@ -138,6 +139,7 @@ class RemoteEngine:
         self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
     ) -> dict[str, Floats]:
         """Return what each client measures; masked for one that does not answer."""
+        self.nodes.begin_round(plan.round)
         start = replace(start, kept={})
         requests = {}
         for i, client in enumerate(plan.clients.tolist()):
@@ -171,6 +173,7 @@ class RemoteEngine:
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
     ) -> ScheduleResult:
         """Train one model on a sample schedule: it travels from client to client, or clients meet at every step."""
+        self.nodes.wait_for_all()
         ends = schedule.ends[:-1]
         changes_of_client = np.flatnonzero(np.diff(schedule.clients)) + 1
         changes_within_batches = np.setdiff1d(changes_of_client, ends)

@@ -7,7 +7,7 @@ the next one. A resumed run goes on in the same file.
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 
 # Columns of the table of rounds that the log has too
+_STOPPED = "it was asked to stop, by flwr stop or by the end of the server"
 _TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")
 
 
@@ -40,6 +41,9 @@ class EventLog(Callback):
         self._round = self._rounds = 0
         self._checkpoint = self._last_checkpoint()
         self._metric = ""
+        self.numbers: Callable[[], Sequence[int]] = (
+            list  # of clients' nodes, by which Flower names them
+        )
         self._since = time.monotonic()  # the beginning of the round
 
     def note(self, event: str, **facts: Any) -> None:
@@ -54,11 +58,18 @@ class EventLog(Callback):
 
     def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
         """Write which clients did not answer what they were asked, and why."""
-        when = {}
-        if self._rounds:
-            when["round"] = min(self._round + 1, self._rounds)
         for client, reason in reasons.items():
-            self.note("unanswered", **when, client=client, asked=asked, reason=reason)
+            self.note("unanswered", **self._now(), client=client, asked=asked, reason=reason)
+
+    def waits(self, asked: str, clients: Sequence[str]) -> None:
+        """Write whose answers are waited for; nobody's when they are there."""
+        self.note("waiting", **self._now(), asked=asked, clients=list(clients))
+
+    def _now(self) -> dict[str, int]:
+        """Return the round that goes on; none before the first."""
+        if not self._rounds:
+            return {}
+        return {"round": min(self._round + 1, self._rounds)}
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Write who takes part, and after which round the run goes on."""
@@ -68,7 +79,11 @@ class EventLog(Callback):
         self._since = time.monotonic()
         self._begin()
         self.note(
-            "nodes", clients=list(server.fed.client_names), round=self._round, rounds=self._rounds
+            "nodes",
+            clients=list(server.fed.client_names),
+            numbers=list(map(str, self.numbers())),
+            round=self._round,
+            rounds=self._rounds,
         )
 
     def on_round_end(self, result: RoundResult, rounds: int) -> None:
@@ -105,12 +120,15 @@ class EventLog(Callback):
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
-            reason = str(problem)
-            if isinstance(problem, UnansweredError):
-                reason = problem.plain
             when = {}
             if self._rounds:
                 when["round"] = self._round
+            if isinstance(problem, (SystemExit, KeyboardInterrupt)):
+                self.note("stopped", **when, reason=_STOPPED)
+                return
+            reason = str(problem)
+            if isinstance(problem, UnansweredError):
+                reason = problem.plain
             self.note("error", **when, kind=type(problem).__name__, reason=reason)
 
     def _begin(self) -> None:

@@ -44,6 +44,8 @@ class Status:
         late: likewise, those that came after the deadline
         excluded: how many updates of the last round were NaN or infinite
         nodes: names of the nodes of a run on machines of their own
+        numbers: the numbers of these nodes, by which ``flwr supernode list`` names them
+        waits_for: nodes whose answers it waits for; empty unless it has waited for some seconds
         unanswered: which nodes did not answer what, and why, in the last round and since then
         error: why it has stopped, where that is known
         then: what to do next; None while it runs
@@ -65,6 +67,8 @@ class Status:
     late: list[str]
     excluded: int
     nodes: list[str]
+    numbers: list[str]
+    waits_for: list[str]
     unanswered: list[Row]
     error: str | None
     then: str | None
@@ -118,6 +122,8 @@ def status(folder: Path) -> Status:
         late=_clients_with(clients, "late", round),
         excluded=last.get("excluded") or 0,
         nodes=nodes,
+        numbers=_numbers(events),
+        waits_for=_waits_for(events, process),
         unanswered=_unanswered(events, round),
         error=_error(disk, state, events),
         then=_then(disk, state, bool(nodes)),
@@ -137,13 +143,16 @@ def _seconds_per_round(disk: RunFolder, round: int) -> float | None:
 def _seconds_left(
     each_round: float, rounds_left: int, since_write: float, running: bool
 ) -> float | None:
-    """Return the time of the rounds that are left, of which one may be under way; None after the last."""
+    """Return the time of the rounds that are left, of which one may be under way; None after the last.
+
+    A round that takes longer than others, because somebody does not answer, does not count down the rest.
+    """
     if rounds_left <= 0:
         return None
-    left = each_round * rounds_left
+    this_round = each_round
     if running:
-        left -= since_write
-    return max(0.0, left)
+        this_round = max(0.0, each_round - since_write)
+    return each_round * (rounds_left - 1) + this_round
 
 
 def _check_begun(folder: Path) -> None:
@@ -190,9 +199,24 @@ def _error(disk: RunFolder, state: str, events: Sequence[Row]) -> str | None:
     """Return why a run has stopped, if a comparison or the log of its events says so."""
     if state == "failed":
         return str(disk.read_json(FAILED).get("failed"))
-    if events and state == "stopped" and events[-1]["event"] == "error":
+    if events and state == "stopped" and events[-1]["event"] in ("error", "stopped"):
         return str(events[-1].get("reason"))
     return None
+
+
+def _numbers(events: Sequence[Row]) -> list[str]:
+    """Return the numbers that the nodes had when the run was started last."""
+    for event in reversed(events):
+        if event["event"] == "nodes":
+            return list(event.get("numbers") or [])
+    return []
+
+
+def _waits_for(events: Sequence[Row], process: str | None) -> list[str]:
+    """Return the nodes that a running run waits for, if that is the last that happened."""
+    if not process or not events or events[-1]["event"] != "waiting":
+        return []
+    return list(events[-1].get("clients") or [])
 
 
 def _unanswered(events: Sequence[Row], round: int) -> list[Row]:

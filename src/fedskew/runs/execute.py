@@ -440,6 +440,8 @@ def _finish(
     )
     seconds = float(sum(row["seconds"] for row in tables[on_disk.TIMING]))
     summary = end.summary(config, numbers, seconds)
+    if server.clients.introduced() is not None:
+        del summary["simulated_seconds"]  # nodes take real time
     folder = None
     if disk:
         folder = disk.path

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
-    """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks."""
+def show_progress(names: Sequence[str], rounds: int, simulated: bool = True) -> "Iterator[Any]":
+    """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks.
+
+    A run that is not ``simulated`` has no simulated time.
+    """
     console = Console(stderr=True)
     if console.is_terminal:
         from fedskew.cli.console.progress_bars import show_bars
@@ -29,7 +32,7 @@ def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     else:
         showing = log_lines()
     with showing as follow:
-        yield lambda name: [_following(follow, Progress(name, rounds))]
+        yield lambda name: [_following(follow, Progress(name, rounds, simulated=simulated))]
 
 
 def _following(follow: "Callable[[Progress], None]", progress: Progress) -> "CallbackSpec":

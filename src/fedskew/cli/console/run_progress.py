@@ -22,7 +22,11 @@ class Progress:
     """What is known of a run while it goes on."""
 
     def __init__(
-        self, name: str, rounds: int, clock: "Callable[[], float]" = time.monotonic
+        self,
+        name: str,
+        rounds: int,
+        clock: "Callable[[], float]" = time.monotonic,
+        simulated: bool = True,
     ) -> None:
         self.name = name
         self.rounds = rounds
@@ -34,6 +38,7 @@ class Progress:
         # All scores so far of the global model and of personal models, by title
         self.scores: dict[str, list[float]] = {}
         self.metric = ""
+        self.simulated = simulated  # and no run on machines whose time is real
 
     def begin(self, rows: "Sequence[Row]") -> None:
         """Count the earlier rounds of a resumed run."""
@@ -104,6 +109,6 @@ class Progress:
             words.append(f"{self.lost:,} of {self.updates:,} lost")
         if self.sent:
             words.append(f"{in_units(self.sent, SIZES)} sent")
-        if self.row["clock"]:
+        if self.simulated and self.row["clock"]:
             words.append(f"{in_units(self.row['clock'], TIMES)} simulated")
         return words
