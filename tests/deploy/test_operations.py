@@ -21,6 +21,8 @@ from fedskew.cli.app import app as cli
 from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
+from fedskew.deploy.flower_app import DEPLOYMENT
+from fedskew.deploy.flower_processes import RUNS
 from fedskew.deploy.requests import Refusal, to_bytes
 from fedskew.report.event_log import EventLog, append_line, read_events, recording
 from fedskew.report.prometheus import PATH, serving_metrics
@@ -75,7 +77,7 @@ def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 @pytest.fixture
-def go(silos: Watched, tmp_path: Path) -> Callable[..., Path]:
+def go(silos: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Return a function that starts the app of the server, and returns the run folder."""
 
     def started(rounds: int = 3, **config: Any) -> Path:
@@ -87,10 +89,12 @@ def go(silos: Watched, tmp_path: Path) -> Callable[..., Path]:
         given = {
             "nodes": 3,
             "timeout": 5.0,
-            "folder": str(tmp_path / "run"),
+            DEPLOYMENT: "1" * 32,
             "experiment": experiment,
             **config,
         }
+        monkeypatch.setattr(server_app, "run_folder", lambda number, runs: tmp_path / "run")
+        monkeypatch.setenv(RUNS, str(tmp_path))
         server_app.main(None, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
         return tmp_path / "run"
 

@@ -33,7 +33,7 @@ def deploy(
         typer.Option("--keys", metavar="DIR", help="folder of fedskew keys", show_default=False),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="seconds to wait for the answers of nodes")
+        float, typer.Option("--timeout", min=1, help="seconds that a round waits for a node")
     ] = 600.0,
     metrics_port: Annotated[
         int | None,
@@ -45,6 +45,12 @@ def deploy(
             show_default=False,
         ),
     ] = None,
+    alias: Annotated[
+        bool,
+        typer.Option(
+            "--alias", help="call clients client 1, client 2 and so on in all that is written"
+        ),
+    ] = False,
     insecure: Insecure = False,
 ) -> None:
     """Write a Flower app for an experiment whose clients are nodes with files of their own, and say how to run it.
@@ -67,7 +73,7 @@ def deploy(
     need_flower()
     values = read_file(experiment)
     check_experiment(values, nodes)
-    deployment = Deployment(out, server, keys, nodes, timeout, metrics_port)
+    deployment = Deployment(out, server, keys, nodes, timeout, metrics_port, alias)
     deployment.write(values)
     for number, (when, command) in enumerate(deployment.commands(), 1):
         print(f"{number}. {when}:\n   {command}")

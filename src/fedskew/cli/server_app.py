@@ -1,5 +1,6 @@
 """Flower's ServerApp: one run with the silos of all nodes."""
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -11,8 +12,10 @@ from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.deployment import run_on_nodes
+from fedskew.deploy.flower_app import DEPLOYMENT, run_folder
 from fedskew.deploy.flower_grid import GridTransport, nodes_of
 from fedskew.deploy.flower_patches import try_again
+from fedskew.deploy.flower_processes import RUNS
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.event_log import recording
 from fedskew.report.page import PageWriter
@@ -42,7 +45,7 @@ def _run(grid: "Grid", context: "Context") -> None:
     config = context.run_config
     count = int(str(config["nodes"]))
     timeout = float(str(config["timeout"]))
-    folder = Path(str(config["folder"]))
+    folder = run_folder(str(config[DEPLOYMENT]), Path(os.environ[RUNS]))
     port = None
     if "metrics_port" in config:
         port = int(str(config["metrics_port"]))
@@ -55,5 +58,7 @@ def _run(grid: "Grid", context: "Context") -> None:
         name = spell("algorithm", experiment.algorithm)
         with show_progress([name], experiment.rounds, simulated=False) as callbacks_of:
             callbacks = [PageWriter(), log, *metrics, *callbacks_of(name)]
-            done = run_on_nodes(nodes, len(node_ids), experiment, folder, callbacks)
+            done = run_on_nodes(
+                nodes, len(node_ids), experiment, folder, callbacks, bool(config.get("alias"))
+            )
     print_summary([name], [done.summary], folder, done.summary, as_json=False)

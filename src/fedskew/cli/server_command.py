@@ -39,6 +39,15 @@ def server(
     port: Annotated[
         int, typer.Option("--port", help="port to listen on, the only one that nodes need")
     ] = 8000,
+    runs: Annotated[
+        Path,
+        typer.Option(
+            "--runs",
+            metavar="DIR",
+            help="folder under which fedskew deploy writes; by default the current one",
+            show_default=False,
+        ),
+    ] = Path(),
     insecure: Insecure = False,
 ) -> None:
     """Start the server that nodes connect to (Flower's SuperLink), with TLS and node keys; it runs until it is stopped.
@@ -52,4 +61,4 @@ def server(
         raise FedskewError(
             "give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine"
         )
-    server_process(keys, state, host, port).become()
+    server_process(keys, state, host, port, runs).become()

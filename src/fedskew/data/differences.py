@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fedskew.data.cells import MISSING, alike, text_of
+from fedskew.data.cells import MISSING, OTHER, alike, text_of
 from fedskew.data.fitting import ColumnFacts, Description
 from fedskew.data.schema import Numeric, Schema
 
@@ -95,7 +95,7 @@ def _lone_categories(title: str, told: Mapping[str, Mapping[str, int]]) -> Itera
     """Yield a sentence for each silo with categories that no other silo has; ``told`` are the rows of each."""
     having: dict[str, list[str]] = {}
     for name, counts in told.items():
-        for value in counts.keys() - {MISSING}:
+        for value in counts.keys() - {MISSING, OTHER}:
             having.setdefault(value, []).append(name)
     for name, counts in told.items():
         alone = sorted(value for value, names in having.items() if names == [name])

@@ -77,10 +77,15 @@ class ColumnFacts:
     rare: int = 0
 
     def without_rare(self) -> "ColumnFacts":
-        """Return the facts without names of categories of fewer than ``FEWEST_ROWS`` rows: these are ``other``.
+        """Return the facts without categories of fewer than ``FEWEST_ROWS`` rows: neither their names nor their rows.
+
+        They are ``other``. Where even all of them together have fewer rows, some of the commonest category are counted
+        with them, so that the total is right and the number of rare rows is not told.
 
         >>> ColumnFacts("text", "", 0, counts={"icu": 9, "mayor": 1, "other": 5}).without_rare().counts
         {'icu': 9, 'other': 6}
+        >>> ColumnFacts("text", "", 0, counts={"icu": 9, "ward": 7, "mayor": 1}).without_rare().counts
+        {'icu': 5, 'ward': 7, 'other': 5}
         """
         counts: dict[str, int] = {}
         rare = 0
@@ -92,7 +97,12 @@ class ColumnFacts:
                 rare += 1
                 rows += count
         if rare:
+            named = sorted(counts.keys() - {MISSING, OTHER})
             counts[OTHER] = counts.pop(OTHER, 0) + rows
+            lacking = FEWEST_ROWS - counts[OTHER]
+            if lacking > 0 and named:
+                counts[max(named, key=counts.__getitem__)] -= lacking
+                counts[OTHER] += lacking
         return replace(self, counts=counts, rare=rare)
 
 

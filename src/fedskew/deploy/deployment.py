@@ -1,8 +1,9 @@
 """A run whose clients are silos on their own machines: one schema for all of them, then rounds as in simulation."""
 
+import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -48,8 +49,12 @@ def run_on_nodes(
     experiment: Experiment,
     folder: Path,
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+    alias: bool = False,
 ) -> Run:
-    """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
+    """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already.
+
+    With ``alias`` no name of a client is written: they are ``client 1``, ``client 2`` and so on.
+    """
     method = resolve(experiment.algorithm)
     _refuse_noise(method)
     recorded = _read_record(folder)
@@ -59,13 +64,18 @@ def run_on_nodes(
         run = recorded["run"]
     request = _set_up(nodes, run, choice, experiment)
     described = _describe_nodes(nodes, count, request)
+    nodes.marks = [_mark(run, silo.name) for silo in described]
     if recorded is not None:
-        _check_names(folder, recorded["clients"], described)
-    pipeline = _fit(nodes, described, request)
+        _check_nodes(folder, recorded, nodes.marks, nodes.names)
+    shown = described
+    if alias:
+        shown = _aliased(described)
+        nodes.names = [silo.name for silo in shown]
+    pipeline = _fit(nodes, shown, request)
     if recorded is not None:
         _check_schema(folder, pipeline)
     row_counts = _count_rows(nodes, described, pipeline, request, experiment.validation > 0)
-    fed = _federation(described, row_counts, pipeline, choice, experiment)
+    fed = _federation(shown, row_counts, pipeline, choice, experiment)
     make = partial(remote_server, nodes=nodes, everything=False)
     watch = Watch(callbacks)
     if recorded is not None:
@@ -92,12 +102,27 @@ def _split_seed(experiment: Experiment) -> int:
     return experiment.split_seed
 
 
-def _check_names(folder: Path, clients: list[str], described: list[Description]) -> None:
+def _mark(run: str, name: str) -> str:
+    """Return by what a run recognises a node, without its name."""
+    return hashlib.sha256(f"{run}/{name}".encode()).hexdigest()
+
+
+def _aliased(described: list[Description]) -> list[Description]:
+    """Return what the nodes tell of themselves under other names."""
+    digits = len(str(len(described)))
+    aliased = []
+    for number, silo in enumerate(described, 1):
+        aliased.append(replace(silo, name=f"client {number:0{digits}}"))
+    return aliased
+
+
+def _check_nodes(
+    folder: Path, recorded: Mapping[str, Any], marks: Sequence[str], names: Sequence[str]
+) -> None:
     """Refuse to go on with other nodes than those of the run."""
-    names = [silo.name for silo in described]
-    if clients != names:
+    if recorded["nodes"] != list(marks):
         raise FedskewError(
-            f"{folder} is a run of {', '.join(clients)}, and there are {', '.join(names)}: start the same"
+            f"{folder} is a run of {', '.join(recorded['clients'])}, and there are {', '.join(names)}: start the same"
         )
 
 
@@ -194,6 +219,8 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
         raise FedskewError(f"{folder} is a run without nodes: choose another folder")
     with reading(path):
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # Runs of version 0.2.1 have names alone.
+        record.setdefault("nodes", [_mark(record["run"], name) for name in record["clients"]])
         return record
 
 
@@ -239,8 +266,12 @@ def _federation(
     experiment: Experiment,
 ) -> Federation:
     """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
-    names = [silo.name for silo in described]
-    fed = federation_of(_rowless_dataset(described, pipeline), row_counts)
+    names = []
+    named_counts = []
+    for silo, counts in zip(described, row_counts, strict=True):
+        names.append(silo.name)
+        named_counts.append(replace(counts, name=silo.name))
+    fed = federation_of(_rowless_dataset(described, pipeline), named_counts)
     recipe = {
         "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
         "validation": experiment.validation,

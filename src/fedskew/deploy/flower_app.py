@@ -1,6 +1,8 @@
 """The Flower app of a deployment: configuration only, for the two apps that are in the installed package."""
 
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -14,6 +16,8 @@ from fedskew.deploy.certificates import CA, check_certificate
 from fedskew.deploy.flower_processes import FLOWER, check_address
 from fedskew.runs.folder import APP, RUN
 
+DEPLOYMENT = "deployment"  # the number of a deployment, in the configuration of its app
+_DEPTHS = ("*", "*/*", "*/*/*")  # of deployments in the folder in which a server looks for them
 _PROJECT = """# Written by fedskew deploy: nothing but configuration, the two apps are in the installed package.
 [build-system]
 requires = ["hatchling"]
@@ -44,6 +48,10 @@ class Deployment:
     """A folder with a Flower app, and how its server is reached; ``keys`` is None where nothing is encrypted.
 
     ``metrics_port`` is where a run has its metrics, for collectors on the machine of the server; None for nowhere.
+    ``alias``: its clients are called ``client 1``, ``client 2`` and so on in all that is written.
+
+    The app goes to all nodes: it names neither clients nor a folder of the server, but has a number by which the server
+    finds the folder.
     """
 
     folder: Path
@@ -52,6 +60,7 @@ class Deployment:
     nodes: int
     timeout: float
     metrics_port: int | None = None
+    alias: bool = False
 
     def write(self, experiment: Mapping[str, Any]) -> None:
         """Write the app, and the connection to its server."""
@@ -61,9 +70,11 @@ class Deployment:
         if self.keys is not None:
             check_certificate(self.keys / CA, f"--keys, a folder with {CA}")
         config: dict[str, Any] = {"nodes": self.nodes, "timeout": self.timeout}
-        config |= {"folder": str(self.folder.absolute() / RUN)}
+        config |= {DEPLOYMENT: uuid.uuid4().hex}
         if self.metrics_port:
             config |= {"metrics_port": self.metrics_port}
+        if self.alias:
+            config |= {"alias": True}
         content = _PROJECT.format(
             project=to_toml({"version": __version__}),
             config=to_toml({**config, "experiment": to_toml(experiment)}),
@@ -93,7 +104,8 @@ class Deployment:
             node_keys = "--key nodes/NAME --ca ca.crt"
         folder = self.folder.absolute()
         flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={quote(str(folder / FLOWER))} flwr"
-        serve = f"fedskew server {server_keys}{listen} --port {port} --state STATE"
+        runs = quote(str(folder.parent))
+        serve = f"fedskew server {server_keys}{listen} --port {port} --state STATE --runs {runs}"
         join = f"fedskew node --data FILE.csv --server {self.server} {node_keys} --state STATE"
         commands = [("on the server, which stays", serve)]
         if self.keys:
@@ -102,3 +114,17 @@ class Deployment:
         commands.append((f"on each of the {self.nodes} nodes, which stay", join))
         commands.append(("then, here", f"{flwr} run {quote(str(folder / APP))} --stream"))
         return commands
+
+
+def run_folder(number: str, runs: Path) -> Path:
+    """Return the run folder of the deployment with this number, which is somewhere in a folder of deployments."""
+    wanted = f'{DEPLOYMENT} = "{number}"'
+    for depth in _DEPTHS:
+        for project in runs.glob(f"{depth}/{APP}/pyproject.toml"):
+            with suppress(OSError, UnicodeDecodeError):
+                if wanted in project.read_text(encoding="utf-8").splitlines():
+                    return project.parent.parent / RUN
+    raise FedskewError(
+        f"the deployment {number} is not in {runs} of the server: start fedskew server with --runs DIR, the folder in "
+        "which fedskew deploy has written"
+    )

@@ -5,8 +5,9 @@ import secrets
 import socket
 import sys
 import sysconfig
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +29,7 @@ from fedskew.deploy.certificates import (
 from fedskew.deploy.flower_grid import QUIET, need_flower
 
 DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
+RUNS = "FEDSKEW_RUNS"  # a variable that tells runs where the server looks for deployments
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Process:
     program: list[str]
     arguments: list[str]
     state: Path
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its environment
 
     def become(self) -> None:
         """Replace this process by that program: signals then reach it, and no other process is left behind."""
@@ -44,13 +47,19 @@ class Process:
         os.set_inheritable(hold(self.state), True)
         # Flower starts its other programs by their names.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-        environment = {**os.environ, **_flower_variables(self.state), "PATH": path}
+        environment = {**os.environ, **_flower_variables(self.state), **self.variables}
+        environment["PATH"] = path
         os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], environment)
 
 
-def server_process(keys: Path | None, state: Path, host: str, port: int) -> Process:
-    """Return the SuperLink of a server; without keys, it is neither encrypted nor asks who a node is."""
+def server_process(keys: Path | None, state: Path, host: str, port: int, runs: Path) -> Process:
+    """Return the SuperLink of a server; without keys, it is neither encrypted nor asks who a node is.
+
+    ``runs`` is the folder under which it looks for the deployments that it runs.
+    """
     need_flower()
+    if not runs.is_dir():
+        raise FedskewError(f"--runs {runs} is no folder: give one in which fedskew deploy writes")
     secure = ["--insecure"]
     if keys is not None:
         check_certificate(keys / CA, f"--keys, a folder with {CA}")
@@ -62,7 +71,8 @@ def server_process(keys: Path | None, state: Path, host: str, port: int) -> Proc
     _check_port(host, port)
     where = ["--host", host, "--port", str(port), "--database", str(_folder(state) / DATABASE)]
     program = ["-m", "fedskew.deploy.guarded_link"]
-    return Process(program, [*secure, *where, "--disable-runtime-dependency-installation"], state)
+    arguments = [*secure, *where, "--disable-runtime-dependency-installation"]
+    return Process(program, arguments, state, {RUNS: str(runs.absolute())})
 
 
 def node_process(

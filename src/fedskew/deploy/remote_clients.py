@@ -116,6 +116,9 @@ class Nodes:
         self.record = record or _NoRecord()
         self.about: dict[str, Any] = {}
         self.names: Sequence[str] = ()
+        self.marks: Sequence[
+            str
+        ] = ()  # by which a resumed run recognises nodes whose names it does not write
         self._round = FRESH
         self._silent: set[int] = set()  # clients that did not answer in this round
 

@@ -40,6 +40,8 @@ from fedskew.topology.context import RoundContext
 from fedskew.topology.payload import reported, sample_payload
 from fedskew.topology.run_state import RunState
 
+# Settings that nodes on machines of their own are not told
+_UNTOLD = {"data", "skew", "clients", "bins", "fleet", "tensorboard", "mlflow", "wandb"}
 _ANSWER = 600.0  # seconds in which a node of a simulation answers
 
 
@@ -113,7 +115,12 @@ class RemoteClients:
                     f"engine=flower makes clients in other processes from names, and {name} is a Python object: "
                     "give a name"
                 )
-        self.nodes.about["config"] = to_toml(config)
+        told = dict(config)
+        if not self.everything:
+            # A node needs to know what it trains, and nothing about other clients or this machine.
+            for name in _UNTOLD & told.keys():
+                del told[name]
+        self.nodes.about["config"] = to_toml(told)
         if self.nodes.transport:
             yield
             return
@@ -136,7 +143,11 @@ class RemoteClients:
         """Return the number of the run among its nodes, and their names; None in a simulation."""
         if self.everything:
             return None
-        return {"run": self.nodes.about["run"], "clients": list(self.fed.client_names)}
+        return {
+            "run": self.nodes.about["run"],
+            "clients": list(self.fed.client_names),
+            "nodes": list(self.nodes.marks),
+        }
 
     def kept(self, clients: Ints) -> Tree:
         """Return nothing: what clients kept is with them."""
