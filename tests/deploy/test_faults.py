@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,41 @@ def test_an_update_of_another_form_is_left_out(pair: Callable[..., Pair], wrong:
     with left_out(reason):
         result = both.remote.advance()
     assert column(result, "dropped")[BAD] == 1
+    without.transport.silent = {BAD}
+    with left_out("no answer in time"):
+        without.remote.advance()
+    same_state(both, without)
+
+
+def scaled(factor: float) -> Callable[[int, bytes], bytes]:
+    return answering(
+        Updates, lambda update: payload(update, lambda value: torch.full_like(value, factor))
+    )
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e200, 1e3])
+def test_an_update_that_is_far_from_the_others_is_told(pair: Callable[..., Pair], factor: float):
+    both = pair("fedavg")
+    both.transport.changed = scaled(factor)
+    with pytest.warns(
+        UserWarning, match=rf"client {BAD}: its update has a norm.*--max-update-norm"
+    ):
+        both.remote.advance()
+
+
+def test_honest_updates_are_not_told(pair: Callable[..., Pair]):
+    """Clients of this federation differ in rows and labels, and so do their updates."""
+    both = pair("scaffold", rounds=3)
+    for _ in range(3):
+        both.remote.advance()  # a warning is an error
+
+
+def test_an_update_beyond_the_limit_is_left_out(pair: Callable[..., Pair], tmp_path: Path):
+    both, without = pair("fedavg"), pair("fedavg", folder=tmp_path / "silent")
+    both.remote.clients.nodes.max_norm = 1000.0
+    both.transport.changed = scaled(1e30)
+    with left_out("an update with the norm .*e.31, above --max-update-norm 1000"):
+        both.remote.advance()
     without.transport.silent = {BAD}
     with left_out("no answer in time"):
         without.remote.advance()

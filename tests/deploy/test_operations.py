@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, write_silos
 from typer.testing import CliRunner
@@ -246,6 +247,19 @@ def test_a_run_that_stops_says_why_and_goes_on_in_the_same_file(
     ]  # fmt: skip
     assert lines(folder)[: len(first)] == first
     assert (status(folder).error, status(folder).unanswered) == (None, [])
+
+
+def test_scores_over_fewer_rows_are_told_in_the_tables(
+    go: Callable[..., Path], silos: Watched, tmp_path: Path
+):
+    silos.watch = lambda asked: silos.silent.update({1} if asked == "Train" else ())
+
+    with pytest.warns(UserWarning, match="scores are of 24 of 36 test rows"):
+        folder = go(1)
+    table = pd.read_csv(folder / "rounds.csv")
+    assert table["scored_test_rows"].tolist() == [24]
+    silos.silent.clear()
+    silos.watch = lambda asked: None
 
 
 def test_whom_a_run_waits_for_is_told(go: Callable[..., Path], silos: Watched, tmp_path: Path):

@@ -45,6 +45,15 @@ def deploy(
             show_default=False,
         ),
     ] = None,
+    max_update_norm: Annotated[
+        float | None,
+        typer.Option(
+            "--max-update-norm",
+            min=0,
+            help="leave out updates of a larger norm; none by default",
+            show_default=False,
+        ),
+    ] = None,
     alias: Annotated[
         bool,
         typer.Option(
@@ -73,7 +82,7 @@ def deploy(
     need_flower()
     values = read_file(experiment)
     check_experiment(values, nodes)
-    deployment = Deployment(out, server, keys, nodes, timeout, metrics_port, alias)
+    deployment = Deployment(out, server, keys, nodes, timeout, metrics_port, max_update_norm, alias)
     deployment.write(values)
     for number, (when, command) in enumerate(deployment.commands(), 1):
         print(f"{number}. {when}:\n   {command}")

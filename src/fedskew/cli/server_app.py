@@ -54,6 +54,8 @@ def _run(grid: "Grid", context: "Context") -> None:
         transport = GridTransport(grid, dict(enumerate(node_ids)), timeout)
         log.numbers = transport.numbers
         nodes = Nodes(transport, log)
+        if "max_update_norm" in config:
+            nodes.max_norm = float(str(config["max_update_norm"]))
         experiment = Experiment(**tomllib.loads(str(config["experiment"])))
         name = spell("algorithm", experiment.algorithm)
         with show_progress([name], experiment.rounds, simulated=False) as callbacks_of:

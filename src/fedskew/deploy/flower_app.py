@@ -48,6 +48,7 @@ class Deployment:
     """A folder with a Flower app, and how its server is reached; ``keys`` is None where nothing is encrypted.
 
     ``metrics_port`` is where a run has its metrics, for collectors on the machine of the server; None for nowhere.
+    ``max_update_norm`` is the largest norm of an update that is taken; None for any.
     ``alias``: its clients are called ``client 1``, ``client 2`` and so on in all that is written.
 
     The app goes to all nodes: it names neither clients nor a folder of the server, but has a number by which the server
@@ -60,6 +61,7 @@ class Deployment:
     nodes: int
     timeout: float
     metrics_port: int | None = None
+    max_update_norm: float | None = None
     alias: bool = False
 
     def write(self, experiment: Mapping[str, Any]) -> None:
@@ -73,6 +75,8 @@ class Deployment:
         config |= {DEPLOYMENT: uuid.uuid4().hex}
         if self.metrics_port:
             config |= {"metrics_port": self.metrics_port}
+        if self.max_update_norm is not None:
+            config |= {"max_update_norm": self.max_update_norm}
         if self.alias:
             config |= {"alias": True}
         content = _PROJECT.format(

@@ -119,6 +119,7 @@ class Nodes:
         self.marks: Sequence[
             str
         ] = ()  # by which a resumed run recognises nodes whose names it does not write
+        self.max_norm: float | None = None  # of an update; none by default
         self._round = FRESH
         self._silent: set[int] = set()  # clients that did not answer in this round
 
@@ -211,7 +212,7 @@ class Nodes:
             asked = _kind(request)
 
         def told(clients: Sequence[int]) -> None:
-            self.record.waits(asked, [self._name(client) for client in clients])
+            self.record.waits(asked, [self.name(client) for client in clients])
 
         contents = self.transport.ask(sent, self.about, Patience(frozenset(self._silent), told))
         self._silent |= requests.keys() - contents.keys()
@@ -229,16 +230,17 @@ class Nodes:
             return
         by_name = {}
         for client in missing:
-            by_name[self._name(client)] = reasons.get(client, SILENT)
+            by_name[self.name(client)] = reasons.get(client, SILENT)
         self.record.unanswered(_kind(requests[missing[0]]), by_name)
 
     def _reasons(self, refusals: Mapping[int, str]) -> str:
         reasons = []
         for client, reason in refusals.items():
-            reasons.append(f"client {self._name(client)}: {reason}")
+            reasons.append(f"client {self.name(client)}: {reason}")
         return "; ".join(reasons)
 
-    def _name(self, client: int) -> str:
+    def name(self, client: int) -> str:
+        """Return the name of a client, or its number until there is one."""
         if self.names:
             return self.names[client]
         return str(client)

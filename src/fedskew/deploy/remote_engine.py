@@ -29,6 +29,7 @@ from fedskew.deploy.checks import (
 )
 from fedskew.deploy.remote_clients import Kinds, Nodes, Versions
 from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting, in_tensor, out_of_tensor
+from fedskew.deploy.update_norms import check_norm, warn_of_far_norms
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
@@ -45,6 +46,7 @@ class _Training:
     """A round of training on nodes: what each was asked, what its answer is like, and how often it may wait."""
 
     task: Task
+    max_norm: float | None = None
     requests: dict[int, Train] = field(default_factory=dict)
     like: dict[int, Updates] = field(default_factory=dict)
     trips: dict[int, int] = field(default_factory=dict)
@@ -57,7 +59,9 @@ class _Training:
     def check(self, client: int, answer: Any) -> Any:
         """Return an update that can be used, or statistics with which a client waits for others."""
         if not isinstance(answer, Waiting):
-            return checked_update(answer, self.like[client], self.task)
+            update = checked_update(answer, self.like[client], self.task)
+            check_norm(update.payload, self.max_norm)
+            return update
         if len(self.requests[client].met) >= self.trips[client]:
             raise FedskewError("it still waits for an exchange after all that its steps can have")
         sent = _sent_tensor(answer)
@@ -94,7 +98,7 @@ class RemoteEngine:
         self.nodes.begin_round(plan.round)
         number = int(job is not self.job)  # 0 for the method, 1 for clients' own models
         together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-        training = _Training(job.task)
+        training = _Training(job.task, self.nodes.max_norm)
         for i, client in enumerate(plan.clients.tolist()):
             mine = plan.only(np.array([i]))
             version = self.versions[number].of(client)
@@ -106,6 +110,7 @@ class RemoteEngine:
         most_trips = (_USES * meeting.trips * meeting.steps).tolist()
         training.trips = dict(zip(plan.clients.tolist(), most_trips, strict=True))
         answers = self._answers(training, together)
+        warn_of_far_norms(answers, {client: self.nodes.name(client) for client in answers})
         for client in plan.clients.tolist():
             if client in answers:
                 yield answers[client]
@@ -194,7 +199,7 @@ class RemoteEngine:
             request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
             seen = np.zeros(last - first)
             like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
-            check = partial(_checked_visit, like, job.task)
+            check = partial(_checked_visit, like, job.task, self.nodes.max_norm)
             visit = self.nodes.one(client, request, ScheduleResult, check, most_bytes(like))
             state = replace(
                 state, params=visit.params, buffers=visit.buffers, optimizer=visit.optimizer
@@ -274,9 +279,14 @@ def _waiting(answers: Mapping[int, Any]) -> dict[int, Waiting]:
 
 
 def _checked_visit(
-    like: ScheduleResult, task: Task, client: int, answer: ScheduleResult
+    like: ScheduleResult, task: Task, max_norm: float | None, client: int, answer: ScheduleResult
 ) -> ScheduleResult:
-    return checked_visit(answer, like, task)
+    visit = checked_visit(answer, like, task)
+    moved = {}
+    for name, value in visit.params.items():
+        moved[name] = value - like.params[name]
+    check_norm({"delta": moved}, max_norm)
+    return visit
 
 
 def _sent_tensor(answer: Waiting) -> Tensor:

@@ -210,6 +210,9 @@ class RemoteEvaluator:
         outputs = job.x.new_zeros(0, self.task.width(classes))
         self._empty_sums = sums_over(self.task, outputs, job.y[:0], classes)
         self.client_parts: tuple[str, ...] = ()
+        self.counted_parts: tuple[str, ...] = ()
+        if not everything:
+            self.counted_parts = tuple(self._parts.names)
         held_out: tuple[str, ...] = ()
         if fed.held_out is not None:
             self.client_parts = (CLIENT_TEST,)
@@ -233,15 +236,17 @@ class RemoteEvaluator:
         own = models.own is not None
         self._ask(models.common, Asked(common, own))
         parts: dict[str, Score | None] = {}
+        rows: dict[str, int] = {}
         if common:
             parts |= self._scores()
+            rows = {part: int(self._sums(part)["rows"]) for part in self.counted_parts}
         if own:
             parts["own_test"] = self._mean_on_test(models.invited)
         own_scores: dict[str, Floats] = {}
         invited = models.invited.tolist()
         for name in own_columns(own, common, self.task.row_metric):
             own_scores[name] = np.array([self._own_score(client, name) for client in invited])
-        return RoundScores(parts, own_scores, clients=self._client_scores())
+        return RoundScores(parts, own_scores, clients=self._client_scores(), rows=rows)
 
     def _client_scores(self) -> dict[str, Score]:
         """Return the means over the clients that answer of the models that they use, on the rows that they hold out."""

@@ -68,6 +68,7 @@ class RoundScores:
         trained: the ``own_columns`` of the models right after local training, in the order of the clients' numbers
         backdoor: the share of triggered test rows that the global model takes for the target of a backdoor
         clients: by part of clients' own rows, the means over clients of the model that each uses; see ``client_parts``
+        rows: by part of the data, over how many rows the scores of the global model are; see ``counted_parts``
     """
 
     parts: dict[str, Score | None]
@@ -75,6 +76,7 @@ class RoundScores:
     trained: dict[str, Floats] = field(default_factory=dict)
     backdoor: float | None = None
     clients: dict[str, Score] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 class Evaluation(Protocol):
@@ -83,6 +85,9 @@ class Evaluation(Protocol):
     names: tuple[str, ...]  # of the loss and the metrics of every evaluation
     # The parts of clients' own rows on which nobody trains, and on which every evaluation scores the models in use
     client_parts: tuple[str, ...]
+    counted_parts: tuple[
+        str, ...
+    ]  # of the data whose rows may be missing, as clients may not answer
 
     @property
     def holds_out(self) -> bool:
@@ -191,6 +196,7 @@ class Evaluator:
         if self._final.validation is not None:
             self._client_rows[CLIENT_VALIDATION] = self._final.validation
         self.client_parts = tuple(self._client_rows)
+        self.counted_parts: tuple[str, ...] = ()  # all rows are here
         self._poison = job.algorithm.poison
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 

@@ -100,6 +100,7 @@ class Scorer:
             columns |= self._trained_columns(columns, trained, scores)
         row |= self._score_columns(scores)
         row |= self._client_score_columns(scores)
+        row |= self._counted_columns(scores)
         row["bytes_down"] = int(columns["bytes_down"].values.sum()) + outcome.bytes_down
         row["bytes_up"] = int(columns["bytes_up"].values.sum()) + outcome.bytes_up
         row["simulated_seconds"] = outcome.ended - outcome.began
@@ -215,6 +216,15 @@ class Scorer:
                 score = scores.clients[part]
             for name in ("loss", headline):
                 row[f"{part}_{name}"] = score.get(name)
+        return row
+
+    def _counted_columns(self, scores: RoundScores | None) -> Row:
+        """Return over how many rows scores are, where clients may not answer; empty as above."""
+        row: Row = {}
+        for part in self.evaluator.counted_parts:
+            row[f"scored_{part}_rows"] = None
+            if scores:
+                row[f"scored_{part}_rows"] = scores.rows.get(part)
         return row
 
     # -- at the end ----------------------------------------------------------------------------------------------------

@@ -206,6 +206,17 @@ class RunData:
         """Return in what the data of the clients differ."""
         return [str(text) for text in self.summary.get("data_warnings", [])]
 
+    def _missing_rows(self) -> list[str]:
+        """Return a sentence if some scores lack the test rows of clients that did not answer."""
+        scored = [rows for rows in self.rounds.get("scored_test_rows", []) if rows is not None]
+        if not scored or min(scored) == max(scored):
+            return []
+        fewer = sum(rows < max(scored) for rows in scored)
+        return [
+            f"The scores of {fewer} of {len(scored)} evaluations are over fewer test rows ({min(scored):,} of "
+            f"{max(scored):,} at worst), because clients did not answer. Do not compare them with the others."
+        ]
+
     def warnings(self) -> list[str]:
         """Return what a reader should know before trusting the numbers."""
         summary, config = self.summary, self.record.config
@@ -219,6 +230,7 @@ class RunData:
         for fate, reason in reasons.items():
             if count := summary[f"{fate}_updates"]:
                 found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
+        found += self._missing_rows()
         for part in ("train", "test"):
             losses = [loss for loss in self.rounds.get(f"{part}_loss", []) if loss is not None]
             if _diverges(losses):
