@@ -149,6 +149,9 @@ def test_a_file_may_use_dashes_and_tables(tmp_path: Path):
             "run.toml: skew.k is a whole number of 5000 bits",
         ),
         (f"rounds = {'[' * 100_000}", "run.toml cannot be read"),
+        (f"{'a.' * 50_000}a = 1", r"run.toml: line 1 has a key of 50,001 parts.* 100"),
+        (f"lr = 1\n[{'a.' * 50_000}a]\nx = 1", r"run.toml: line 2 has a key of 50,001 parts"),
+        (f"{'a . ' * 500}a = 1", r"run.toml: line 1 has a key of 501 parts"),
     ],
 )
 def test_bad_files_are_refused(content: str | bytes, says: str, tmp_path: Path):

@@ -375,6 +375,25 @@ def test_archives_are_unpacked(
     assert fetch("mnist") == ()
 
 
+def test_an_archive_has_its_name_when_all_of_it_is_on_disk(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(server, monkeypatch, "zip", {"My Set/a.txt": b"one", "My Set/deep/b.txt": b"two"})
+    done: list[str] = []
+    monkeypatch.setattr(download, "sync", lambda path: done.append(path.name))
+    rename = Path.rename
+
+    def noted(path: Path, target: Path) -> Path:
+        done.append(f"rename {path.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    fetch("mnist")
+    before, after = done[: done.index("rename My Set")], done[done.index("rename My Set") + 1 :]
+    assert sorted(before) == ["My Set", "a.txt", "b.txt", "deep"]
+    assert after == [data_root.name]
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

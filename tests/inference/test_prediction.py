@@ -1,5 +1,6 @@
 """A trained model in use: the bits of the evaluation, own models of clients, named columns, and what is refused."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,21 @@ def test_a_label_may_be_called_row(tmp_path: Path) -> None:
     first, second = predict_file(run, tmp_path / "new.csv").splitlines()[:2]
     assert first == "row,row,sick"
     assert second.startswith("0,")
+
+
+def test_no_text_is_a_formula_in_a_safe_file(tmp_path: Path) -> None:
+    classes = np.array(["=cmd|' /C calc'!A0", "+1", "-1", "@x", "\tx", "fine"])
+    frame = pd.DataFrame({"a": np.arange(60.0), "kind": classes[np.arange(60) % 6]})
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    run = fs.train(
+        fs.split(fs.load(frame, label="kind"), "iid", clients=2), "logreg", rounds=1, folder=False
+    )
+    plain = pd.read_csv(io.StringIO(predict_file(run, tmp_path / "new.csv", proba=True)))
+    safe = pd.read_csv(io.StringIO(predict_file(run, tmp_path / "new.csv", proba=True, safe=True)))
+    assert list(safe.columns) == list(plain.columns)  # p(=cmd…) begins no formula
+    for before, after in zip(plain["prediction"], safe["prediction"], strict=True):
+        assert after == (before if before == "fine" else f"'{before}")
+    pd.testing.assert_frame_equal(safe.drop(columns="prediction"), plain.drop(columns="prediction"))
 
 
 def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:

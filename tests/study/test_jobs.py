@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.machines import until
 
+import fedskew as fs
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.study.jobs import _Pool, _received, in_processes
 
@@ -63,8 +65,48 @@ def test_a_process_that_ends_before_it_is_given_a_task_is_the_same_error(
         given(pool, pipe)
 
     monkeypatch.setattr(_Pool, "_give_next", give_to_the_dead)
-    with pytest.raises(FedskewError, match="one of the jobs ended before its run did"):
+    with pytest.raises(FedskewError, match=r"ended before it began.*__main__"):
         in_processes(double, [1, 2], 2, lambda message: None)
+
+
+_UNGUARDED = """
+import fedskew as fs
+settings = dict(data="digits", skew="iid", clients=2, model="logreg", rounds=1)
+fs.compare(algorithm=["fedavg", "fedprox"], jobs=2, out={folder!r}, **settings)
+"""
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_UNGUARDED.format(folder=str(tmp_path / "out")))
+    around = {**os.environ, "PYTHONPATH": str(Path(fs.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=around
+    )
+    assert done.returncode != 0
+    assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
+    assert "want of memory" not in done.stderr
+
+
+def test_jobs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """It is killed; a comparison that is resumed at once has its runs alone, and ends with the same bits."""
+    command = [sys.executable, "-m", "fedskew", "compare", "--rounds", "60", "--model", "logreg"]
+    command += ["--clients", "3", "--algorithm", "fedavg", "--algorithm", "scaffold"]
+    command += ["--threads", "1", "--jobs", "2"]
+    settings: dict[str, Any] = {"rounds": 60, "model": "logreg", "clients": 3, "threads": 1}
+    fs.compare(algorithm=["fedavg", "scaffold"], out=tmp_path / "whole", **settings)
+    group = subprocess.Popen([*command, "--out", "group"], cwd=tmp_path, stderr=subprocess.PIPE)
+    until("the first round", lambda: list((tmp_path / "group").glob("*/rounds.csv")))
+    group.kill()
+    group.communicate()
+    resume = [sys.executable, "-m", "fedskew", "resume", "group", "--jobs", "2"]
+    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(path.parent.name for path in (tmp_path / "whole").glob("*/model.safetensors"))
+    assert len(runs) == 2
+    for name in runs:
+        for table in TABLES:
+            mine = (tmp_path / "group" / name / table).read_bytes()
+            assert mine == (tmp_path / "whole" / name / table).read_bytes()
 
 
 def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -131,4 +173,4 @@ def test_a_process_that_ends_by_a_signal_to_all_is_no_lack_of_memory(
     mine, theirs = Pipe()
     theirs.close()
     with pytest.raises(error, match=says):
-        _received(mine, came)
+        _received(mine, came, began=True)

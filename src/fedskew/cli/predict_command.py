@@ -32,6 +32,13 @@ def predict(
             help="also write the probability of each class; not calibrated after class weights",
         ),
     ] = False,
+    safe_csv: Annotated[
+        bool,
+        typer.Option(
+            "--safe-csv",
+            help="put a quote before texts that a spreadsheet would take for a formula",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="new CSV file; by default, to stdout"),
@@ -50,7 +57,7 @@ def predict(
 
     if out is not None and out.exists():
         raise FedskewError(f"--out {out} exists already: remove it or choose another")
-    content = predict_file(open_run(folder), file, client, proba)
+    content = predict_file(open_run(folder), file, client, proba, safe_csv)
     if out is None:
         print(content, end="")
         return

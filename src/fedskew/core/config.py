@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +13,9 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.files import reading
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
+# What may stand before the value of a line of TOML: a key of several parts, or the head of a table
+_KEY = re.compile(r"""[\s\[]*[\w\-."' ]+""")
+_DEEPEST = 100  # parts of a key
 _TOML_BITS = 63
 # Settings that are a name with options
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")
@@ -217,10 +221,25 @@ def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
 def _read_toml(path: Path) -> dict[str, Any]:
     with reading(path):
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            _refuse_deep_keys(path, text)
+            return tomllib.loads(text)
+        except FedskewError:
+            raise
         # Of the syntax, of the encoding, or of a number with thousands of digits
         except ValueError as problem:
             raise FedskewError(f"{path} is not a TOML file: {problem}") from None
+
+
+def _refuse_deep_keys(path: Path, text: str) -> None:
+    """Raise an error for a key of very many parts, with which the reader would be busy for minutes."""
+    for number, line in enumerate(text.splitlines(), 1):
+        key = _KEY.match(line)
+        if key and key[0].count(".") > _DEEPEST:
+            raise FedskewError(
+                f"{path}: line {number} has a key of {key[0].count('.') + 1:,} parts, and no setting has more than "
+                f"{_DEEPEST}: correct it"
+            )
 
 
 def _refuse_long_numbers(where: str, value: Any) -> None:

@@ -23,6 +23,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import seize
 from fedskew.core.registry import parse
+from fedskew.core.writing import sync
 from fedskew.data.dataset import datasets
 from fedskew.data.source import Download, how_to_get, is_there, root, sources
 
@@ -91,7 +92,9 @@ def _fetch_one(download: Download, progress: Progress) -> Path:
             _unpack(part, download.archive, target)
             part.unlink()
         else:
+            sync(part)
             part.replace(target)
+            sync(target.parent)
     return target
 
 
@@ -357,7 +360,11 @@ def _put(name: str, target: Path, extract: Callable[[str], None]) -> None:
             raise FedskewError(
                 f"{name} has no folder {target.name!r} in it: the publisher has changed it"
             )
+        # All of it is on disk before it has its name: after a power failure it is there, or not at all.
+        for path in (*inner.rglob("*"), inner):
+            sync(path)
         inner.rename(target)
+        sync(target.parent)
 
 
 class _Member(NamedTuple):

@@ -26,6 +26,9 @@ from fedskew.tasks.thresholds import Threshold
 if TYPE_CHECKING:
     import pandas as pd
 
+# With these a spreadsheet begins a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 PREDICTION = "prediction"  # the column with the predicted class or number
 
 
@@ -100,11 +103,15 @@ def predict(
 
 
 def predict_file(
-    run: Trained, path: Path, client: int | str | None = None, proba: bool = False
+    run: Trained,
+    path: Path,
+    client: int | str | None = None,
+    proba: bool = False,
+    safe: bool = False,
 ) -> str:
     """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first).
 
-    Warns of columns that are unlike those of the training rows.
+    Warns of columns that are unlike those of the training rows. With ``safe`` no text begins as a formula.
     """
     pipeline = run.pipeline
     data = read_rows(path, pipeline, run.separator)
@@ -117,7 +124,25 @@ def predict_file(
     numbers = np.arange(len(predictions)) * step
     # A label may be named "row", too.
     predictions.insert(0, "row", numbers, allow_duplicates=True)
+    if safe:
+        predictions = _without_formulas(predictions)
     return predictions.to_csv(index=False, lineterminator="\n")
+
+
+def _without_formulas(predictions: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a table in which spreadsheets find no formula: a quote precedes texts that would be one."""
+    safe = predictions.copy()
+    safe.columns = [_quoted(title) for title in predictions.columns]
+    for place in range(safe.shape[1]):
+        safe.isetitem(place, predictions.iloc[:, place].map(_quoted).to_numpy())
+    return safe
+
+
+def _quoted(value: Any) -> Any:
+    """Return a text with a quote before it if a spreadsheet would take it for a formula; anything else as it is."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
 
 
 def features(pipeline: Pipeline, name: str, data: Any) -> Features:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ Result = TypeVar("Result")
 Tell = Callable[[Any], None]
 MOST_JOBS = 256
 _PATIENCE = 0.2  # seconds between two looks at whether a signal came
+_READY = "ready"  # what a process says when it has begun
+_GUARD = (
+    "a job ended before it began: where a script uses jobs, what it does must be under "
+    'if __name__ == "__main__": and its classes must be in a file'
+)
 
 
 def checked_jobs(given: Any, workers: Any) -> int:
@@ -47,8 +53,10 @@ def in_processes(
             while pool.doing:
                 for pipe in wait(list(pool.doing), _PATIENCE):
                     assert isinstance(pipe, Connection)
-                    kind, content = _received(pipe, signals)
-                    if kind == "told":
+                    kind, content = _received(pipe, signals, pipe in pool.ready)
+                    if kind == _READY:
+                        pool.ready.add(pipe)
+                    elif kind == "told":
                         told(content)
                     else:
                         pool.ended(pipe, kind, content)
@@ -69,9 +77,13 @@ class _Pool(Generic[Task, Result]):
         self.results: dict[int, Result] = {}
         self.processes: dict[Connection, BaseProcess] = {}
         self.doing: dict[Connection, int] = {}  # the number of a task, by the pipe to its process
+        self.ready: set[Connection] = set()  # pipes to processes that have begun
 
     def start(self, count: int) -> None:
         """Start so many processes, and give each a task."""
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # This is such a process, and runs the script that has started it once more.
+            raise FedskewError(_GUARD)
         context = multiprocessing.get_context("spawn")
         threads = max(1, usable_cores() // count)
         for _ in range(count):
@@ -108,7 +120,7 @@ class _Pool(Generic[Task, Result]):
             process.join()
 
 
-def _received(pipe: Connection, signals: Sequence[str]) -> tuple[str, Any]:
+def _received(pipe: Connection, signals: Sequence[str], began: bool) -> tuple[str, Any]:
     """Return the next message of a process; one that has ended was interrupted, if a signal came, or has failed."""
     try:
         kind, content = pipe.recv()
@@ -116,10 +128,20 @@ def _received(pipe: Connection, signals: Sequence[str]) -> tuple[str, Any]:
         time.sleep(_PATIENCE)  # the signal that has ended it may be on its way to this process
         if signals:
             raise Interrupted("interrupted", STOPS[signals[0]]) from None
+        if not began:
+            raise FedskewError(_GUARD) from None
         raise FedskewError(
             "one of the jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
         ) from None
     return kind, content
+
+
+def _end_with_first() -> None:
+    """End this process at once when the first one was killed, so that whoever resumes its runs has them alone."""
+    first = multiprocessing.parent_process()
+    assert first
+    first.join()
+    os._exit(1)
 
 
 def _serve(
@@ -128,8 +150,11 @@ def _serve(
     """Do one task after the other, until the first process closes its end."""
     # Ctrl-C reaches all processes: the first one tells the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_first, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import_again(imports)
+    with suppress(ConnectionError):
+        pipe.send((_READY, None))
 
     def tell(content: Any) -> None:
         try:
