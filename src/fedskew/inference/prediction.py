@@ -132,7 +132,7 @@ def predict_file(
 def _without_formulas(predictions: "pd.DataFrame") -> "pd.DataFrame":
     """Return a table in which spreadsheets find no formula: a quote precedes texts that would be one."""
     safe = predictions.copy()
-    safe.columns = [_quoted(title) for title in predictions.columns]
+    safe.columns = predictions.columns.map(_quoted)
     for place in range(safe.shape[1]):
         safe.isetitem(place, predictions.iloc[:, place].map(_quoted).to_numpy())
     return safe
