@@ -1,6 +1,5 @@
 """One run from its specification to its last file: prepare it, run its rounds, resume it, summarise it."""
 
-import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, resolve
@@ -20,7 +18,7 @@ from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.models.build import ModelSpec, build
-from fedskew.models.parameters import load_weights, trainable
+from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import EarlyStopping, as_callbacks
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
@@ -34,6 +32,7 @@ from fedskew.runs.choices import (
 from fedskew.runs.environment import check_imports, check_same, environment
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.former_settings import as_options, recorded_options, warn_of_former
+from fedskew.runs.model_trial import try_model
 from fedskew.runs.run import Run
 from fedskew.runs.run_sources import InMemory
 from fedskew.runs.runner import (
@@ -283,7 +282,7 @@ def prepare(
     config_of_task = _task_as_table(task)
     task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
-    _check_model(module, fed, task)
+    try_model(module, fed, task)
     make = make or maker_for(settings.engine)
     server = make(fed, module, algorithm, settings, task)
     check_head(server.job)
@@ -339,44 +338,6 @@ def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
             f"use task={BY_TARGET[target]}, or read the data with target={task.target}"
         )
     return task
-
-
-def _check_model(module: nn.Module, fed: Federation, task: Task) -> None:
-    """Try a few rows on a copy, so that a model or a task that does not fit the data is refused at once."""
-    dtype = next(iter(trainable(module).values())).dtype
-    rows = torch.from_numpy(fed.train.x[:8].copy()).to(dtype)
-    tried = copy.deepcopy(module).cpu().eval()
-    try:
-        with torch.no_grad():
-            answer = tried(rows[:1].clone())
-    except Exception as problem:  # whatever a user's forward raises
-        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise FedskewError(
-            f"the model does not take rows of shape {fed.data.shape}: {reason}"
-        ) from problem
-    expected = (1, task.width(len(fed.data.classes)))
-    if not isinstance(answer, torch.Tensor):
-        raise _wrong_answer(f"a {type(answer).__name__}", expected, fed, task)
-    if answer.shape != expected:
-        raise _wrong_answer(f"shape {tuple(answer.shape)}", expected, fed, task)
-    with torch.no_grad():
-        outputs = torch.cat([tried(row[None].clone()) for row in rows])
-    y = torch.from_numpy(fed.train.y[: len(rows)].copy())
-    if y.is_floating_point():
-        y = y.to(dtype)
-    task.check(outputs, y)
-
-
-def _wrong_answer(
-    answer: str, expected: tuple[int, int], fed: Federation, task: Task
-) -> FedskewError:
-    """Return the error for a model that answers a row with something else than what is expected."""
-    what = f"the outputs of task {task.label()}"
-    if expected[1] == len(fed.data.classes):
-        what = "one logit a class"
-    return FedskewError(
-        f"the model answers one row with {answer}, expected a tensor of shape {expected}: {what}"
-    )
 
 
 def _drive(

@@ -1,0 +1,94 @@
+"""A trial of a model on a few rows: one that does not fit the data or cannot be trained is refused at once."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.core.errors import FedskewError
+from fedskew.data.federation import Federation
+from fedskew.models.parameters import trainable
+from fedskew.tasks.task import Task
+
+_ROWS = 8  # that are tried
+
+
+def try_model(module: nn.Module, fed: Federation, task: Task) -> None:
+    """Raise an error for a model that cannot answer the rows of the data, or cannot learn from them."""
+    dtype = next(iter(trainable(module).values())).dtype
+    rows = torch.from_numpy(fed.train.x[:_ROWS].copy()).to(dtype)
+    y = torch.from_numpy(fed.train.y[: len(rows)].copy())
+    if y.is_floating_point():
+        y = y.to(dtype)
+    tried = copy.deepcopy(module).cpu()
+    names = _names(tried)
+    # The random numbers of the run are left as they are.
+    with torch.random.fork_rng(devices=[]):
+        outputs = _try_answers(tried.eval(), rows, fed, task)
+        task.check(outputs, y)
+        if len(rows) > 1:
+            _try_step(tried.train(), rows, fed, task)
+    added = sorted(_names(tried) ^ names)
+    if added:
+        raise FedskewError(
+            f"the model changes its parameters or buffers while it answers ({', '.join(added[:3])}): make all of them "
+            "in __init__"
+        )
+
+
+def _names(module: nn.Module) -> set[str]:
+    """Return the names of all parameters and buffers."""
+    return {*dict(module.named_parameters()), *dict(module.named_buffers())}
+
+
+def _try_answers(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> Tensor:
+    """Return what a model answers to rows, one by one; all of them at once must be answered likewise."""
+    with torch.no_grad():
+        _answered(tried, rows[:1], fed, task)
+        outputs = [_answered(tried, row[None], fed, task) for row in rows]
+        _answered(tried, rows, fed, task)
+    return torch.cat(outputs)
+
+
+def _answered(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> Tensor:
+    """Return what a model answers to rows; an error unless it is one output per row, and the rows stay as they are."""
+    given = rows.clone()
+    try:
+        answer = tried(given)
+    except Exception as problem:  # whatever a user's forward raises
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise FedskewError(
+            f"the model does not take rows of shape {fed.data.shape}: {reason}"
+        ) from problem
+    expected = (len(rows), task.width(len(fed.data.classes)))
+    if not isinstance(answer, Tensor):
+        raise _wrong_answer(f"a {type(answer).__name__}", expected, fed, task)
+    if answer.shape != expected:
+        raise _wrong_answer(f"shape {tuple(answer.shape)}", expected, fed, task)
+    if not torch.equal(given.nan_to_num(), rows.nan_to_num()):
+        raise FedskewError("the model changes the rows that it is given: let it work on a copy")
+    return answer
+
+
+def _try_step(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> None:
+    """Raise an error for a model of whose answers nothing can be learnt."""
+    outputs = _answered(tried, rows, fed, task)
+    if not outputs.requires_grad:
+        raise FedskewError(
+            "the answers of the model have no gradient: leave out detach(), no_grad() and the like in its forward"
+        )
+
+
+def _wrong_answer(
+    answer: str, expected: tuple[int, int], fed: Federation, task: Task
+) -> FedskewError:
+    """Return the error for a model that answers rows with something else than what is expected."""
+    what = f"the outputs of task {task.label()}"
+    if expected[1] == len(fed.data.classes):
+        what = "one logit a class"
+    rows = "one row"
+    if expected[0] > 1:
+        rows = f"{expected[0]} rows"
+    return FedskewError(
+        f"the model answers {rows} with {answer}, expected a tensor of shape {expected}: {what}"
+    )
