@@ -44,10 +44,17 @@ def exported(tmp_path: Path) -> Path:
 
 def test_a_german_export_is_the_plain_table(exported: Path):
     plain = fs.load(f"{exported}/plain_A.csv:label=outcome")
-    found = fs.load(f"{exported}/german_A.csv:label=outcome,separator=semicolon")
+    found = fs.load(f"{exported}/german_A.csv:label=outcome")
     np.testing.assert_array_equal(found.train.x, plain.train.x)
-    assert "decimal commas in crp, cost: read as numbers" in found.notes
-    assert not any("comma" in note for note in plain.notes)
+    (said,) = found.doubts
+    for part in (
+        "german_A.csv",
+        "semicolons",
+        "decimal commas in crp, cost",
+        "points between thousands in cost",
+    ):
+        assert part in said
+    assert plain.doubts == ()
 
 
 def test_german_exports_of_several_clients(exported: Path):
@@ -58,10 +65,9 @@ def test_german_exports_of_several_clients(exported: Path):
 
 
 def test_new_rows_are_read_likewise(exported: Path):
-    fed = fs.split(fs.load(f"{exported}/german_A.csv:label=outcome,separator=semicolon"), "iid", 2)
+    fed = fs.split(fs.load(f"{exported}/plain_A.csv:label=outcome"), "iid", 2)
     run = fs.train(fed, "logreg", rounds=1, folder=False)
-    plain, german = (read_table(exported / f"{name}_B.csv", (), sign) for name, sign in
-                     (("plain", "comma"), ("german", "semicolon")))  # fmt: skip
+    plain, german = (read_table(exported / f"{name}_B.csv") for name in ("plain", "german"))
     pd.testing.assert_frame_equal(run.predict(plain, proba=True), run.predict(german, proba=True))
 
 
@@ -89,30 +95,53 @@ def test_decimal_commas(tmp_path: Path, column: str):
 
 
 @pytest.mark.parametrize(
-    "column",
-    ["1,234 5,678", "1,234.5 2,345.0", "1_234 2_345,5", "1'234 2'345.5", "1.234.567 2.345.678"],
+    "column", ["1,234.5 2,345.0", "1_234 2_345,5", "1'234 2'345.5", "1.234.567 2.345.678"]
 )
-def test_what_may_divide_thousands_is_refused(tmp_path: Path, column: str):
-    says = r"column 'c0' holds numbers with commas, or with signs between thousands: write them with a decimal point"
-    with pytest.raises(FedskewError, match=says) as refused:
-        fs.load(written(tmp_path, column))
-    assert not any(
-        text.replace("_", " ") in str(refused.value) for text in column.split()
-    )  # values stay where they are
-    assert fs.load(written(tmp_path, column) + ",categorical=c0").shape == (2,)
+def test_thousands(tmp_path: Path, column: str):
+    data = fs.load(written(tmp_path, column) + ",standardize=false")
+    plain = column.replace("_", "").replace("'", "").replace("2345,5", "2345.5")
+    plain = plain.replace("1,2", "12").replace("2,3", "23")
+    if column.count(".") == 4:
+        plain = plain.replace(".", "")
+    assert {*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()} == {
+        np.float32(text).item() for text in plain.split()
+    }
+    assert "between thousands in c0" in " ".join(data.doubts)
+
+
+def test_what_may_divide_thousands_is_refused(tmp_path: Path):
+    """Check 1,234 alone: values stay where they are, and either option settles it."""
+    spec = written(tmp_path, "1,234 5,678")
+    with pytest.raises(
+        FedskewError, match=r"my\.csv: column 'c0'.*thousands=comma or decimal=comma"
+    ) as refused:
+        fs.load(spec)
+    assert "1,234" not in str(refused.value)
+    assert fs.load(spec + ",categorical=c0").shape == (2,)
+    large, small = (
+        fs.load(f"{spec},standardize=false,{option}")
+        for option in ("thousands=comma", "decimal=comma")
+    )
+    np.testing.assert_allclose(large.train.x, 1000 * small.train.x)
 
 
 def test_a_point_beside_decimal_commas_is_refused(tmp_path: Path):
     """Check 1.000 in a file with decimal commas: it is a thousand, and was read as one."""
-    with pytest.raises(
-        FedskewError, match=r"column 'c0' has decimal commas, and column 'c1' has points"
-    ):
-        fs.load(written(tmp_path, "5,2 1,5", "1.000 2.000"))
-    assert fs.load(written(tmp_path, "5,2 1,5", "1.000 2.000") + ",drop=c1").shape == (1,)
+    spec = written(tmp_path, "5,2 1,5", "1.000 2.000")
+    with pytest.raises(FedskewError, match=r"column 'c1' has points.*thousands=point"):
+        fs.load(spec)
+    assert fs.load(spec + ",drop=c1").shape == (1,)
+    whole = fs.load(spec + ",thousands=point,standardize=false")
+    assert set(whole.train.x[:, 1].tolist()) == {1000.0, 2000.0}
 
 
-@pytest.mark.parametrize(
-    "column", ["a,b c,d", "12.05.2024 13.05.2024", "10,20,30 40,50", "icu surgery", "1,5 a b c d"]
-)
+def test_two_ways_of_writing_in_one_file_are_refused(tmp_path: Path):
+    with pytest.raises(FedskewError, match=r"columns 'c0' and 'c1'.*drop=c1"):
+        fs.load(written(tmp_path, "5,2 1,5", "5.25 1.5"))
+    with pytest.raises(FedskewError, match=r"column 'c0' has numbers of two ways of writing"):
+        fs.load(written(tmp_path, "5,2 1.5"))
+
+
+@pytest.mark.parametrize("column", ["a,b c,d", "10,20,30 40,50", "icu surgery", "1,5 a b c d"])
 def test_other_texts_are_categories(tmp_path: Path, column: str):
     assert fs.load(written(tmp_path, column)).shape == (len(column.split()),)

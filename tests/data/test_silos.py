@@ -118,14 +118,8 @@ def test_a_column_of_another_spelling_is_noticed(hospitals: Frames) -> None:
 
 def test_a_text_of_another_spelling_is_noticed(hospitals: Frames) -> None:
     first = hospitals["hospital_B"]
-    hospitals["hospital_B"] = first.assign(
-        outcome=first["outcome"] + " ", ward=first["ward"].replace("icu", "ICU")
-    )
+    hospitals["hospital_B"] = first.assign(ward=first["ward"].replace("icu", "ICU"))
     found = fs.load(hospitals, label="outcome").differences
-    assert (
-        sum("are 'died' and 'died ' the same? Then write them alike" in line for line in found) == 1
-    )
-    assert sum("are 'died ' and 'died' the same?" in line for line in found) == 3
     assert (
         sum(
             "only hospital_B has 'ICU'" in line and "are 'ICU' and 'icu' the same?" in line
@@ -133,17 +127,14 @@ def test_a_text_of_another_spelling_is_noticed(hospitals: Frames) -> None:
         )
         == 1
     )
-    assert sum("the same?" in line for line in found) == 5
+    assert sum("the same?" in line for line in found) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", r"files/odd\.csv is empty"),
-        (
-            "age;outcome\n3;died\n",
-            "'age;outcome' is one name: say separator=semicolon, or write commas",
-        ),
+        ("age outcome\n3 died of\n", "unknown column of files/odd.csv 'outcome'"),
     ],
 )
 def test_a_file_without_columns(folder: Path, text: str, message: str) -> None:

@@ -24,7 +24,8 @@ def test_every_cell_of_a_small_table(tmp_path: Path) -> None:
     test = write(
         tmp_path / "b.csv", "id,color,size,ok,flat,y\n5,green,5,False,9,maybe\n6,,,True,5,no\n"
     )
-    data = load({"name": "csv", "path": train, "test_path": test, "label": "y", "drop": "id"})
+    spec = {"name": "csv", "path": train, "test_path": test, "label": "y", "drop": "id"}
+    data = load({**spec, "keep": "flat"})
     assert data.classes == ("maybe", "no", "yes")
     assert data.train.y.tolist() == [1, 2, 1, 2]
     assert data.test.y.tolist() == [0, 1]
@@ -64,6 +65,7 @@ def test_every_cell_of_a_small_table(tmp_path: Path) -> None:
             "test_path": test,
             "label": "y",
             "drop": "id",
+            "keep": "flat",
             "standardize": False,
         }
     )
@@ -176,8 +178,13 @@ def test_gzip_separator_and_byte_order_mark(tmp_path: Path) -> None:
         ("a,g,y\n1,,0\n2,q,1\n", "label=y,group=g", "column 'g' is missing in 1 rows"),
         (
             "a,b,y\n1,,0\n2,,1\n3,,0\n4,,1\n",
-            "label=y,test=0.5",
+            "label=y,test=0.5,keep=b",
             "column 'b' has no value in any training row; drop=b",
+        ),
+        (
+            "b,y\n,0\n,1\n,0\n,1\n",
+            "label=y,test=0.5",
+            r"no feature column is left: b \(no value\).*keep=b",
         ),
         ("a,y\n1,0\n2,0\n", "label=y", r"column 'y' holds one class only \(0\)"),
         (
@@ -215,16 +222,17 @@ def test_what_is_wrong_with_a_table(tmp_path: Path, text: str, options: str, mes
 def test_other_bad_files(tmp_path: Path) -> None:
     with pytest.raises(FedskewError, match=r"no\.csv is not there"):
         load(f"{tmp_path}/no.csv:label=y")
-    (tmp_path / "latin.csv").write_bytes("a,y\nä,1\nb,2\n".encode("latin-1"))
-    with pytest.raises(FedskewError, match="is not UTF-8 text"):
-        load(f"{tmp_path}/latin.csv:label=y")
+    # Bytes that neither UTF-8 nor Latin-1 nor Windows-1252 has
+    (tmp_path / "odd.csv").write_bytes(b"a,y\n\x81,1\nb,2\n")
+    with pytest.raises(FedskewError, match=r"is not UTF-8 text, nor Latin-1 .* say encoding="):
+        load(f"{tmp_path}/odd.csv:label=y")
     names = write(
         tmp_path / "names.csv", "name,y\n" + "".join(f"person{n},{n % 2}\n" for n in range(100))
     )
     with pytest.raises(
         FedskewError, match="column 'name' has 80 texts in 80 training rows; drop=name"
     ):
-        load(f"{names}:label=y")
+        load(f"{names}:label=y,keep=name")
     train = write(tmp_path / "train.csv", "a,b,y\n1,1,0\n2,2,1\n")
     test = write(tmp_path / "test.csv", "a,y\n1,0\n")
     with pytest.raises(FedskewError, match="the test table lacks column 'b'"):
@@ -251,22 +259,24 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "t.parquet")
     frame.to_csv(tmp_path / "t.csv", index=False)
     one, two = (
-        load(f"{tmp_path}/t.parquet:label=y,group=who"),
-        load(f"{tmp_path}/t.csv:label=y,group=who"),
+        load(f"{tmp_path}/t.parquet:label=y,group=who,keep=gap"),
+        load(f"{tmp_path}/t.csv:label=y,group=who,keep=gap"),
     )
     np.testing.assert_array_equal(one.train.x, two.train.x)
     assert one.features == two.features == ("a", "kind=high", "kind=low", "gap")
     assert one.notes == two.notes
-    assert load(f"{tmp_path}/t.parquet:label=y,drop=who+kind").features == ("a", "gap")
+    assert load(f"{tmp_path}/t.parquet:label=y,drop=who+kind,keep=gap").features == ("a", "gap")
 
 
 def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
     frame = table().assign(when=pd.Timestamp("2026-01-01"))
     frame.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(
-        FedskewError, match="column 'when' holds times; leave it out with drop=when"
+        FedskewError,
+        match=r"column 'when' holds dates or times; leave it out with drop=when, or say dates=days",
     ):
-        load(f"{tmp_path}/t.parquet:label=y")
+        load(f"{tmp_path}/t.parquet:label=y,keep=when")
+    assert "when" not in load(f"{tmp_path}/t.parquet:label=y").features
     with pytest.raises(FedskewError, match="did you mean 'when'"):
         load(f"{tmp_path}/t.parquet:label=y,drop=wen")
     whole = (tmp_path / "t.parquet").read_bytes()

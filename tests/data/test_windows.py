@@ -84,7 +84,8 @@ def test_groups_stay_whole_in_all_three_parts(tmp_path: Path) -> None:
 def test_without_groups_the_series_is_cut_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", 100, 1)
     data = load(
-        f"{path}:label=y,drop=who,window=8,stride=1,test=0.25,standardize=false", validation=0.2
+        f"{path}:label=y,drop=who,keep=t,window=8,stride=1,test=0.25,standardize=false",
+        validation=0.2,
     )
     assert data.validation is not None
     assert values(data, "train") == set(range(60))
@@ -96,7 +97,7 @@ def test_without_groups_the_series_is_cut_once(tmp_path: Path) -> None:
 
 def test_standardised_with_training_rows_only(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", 100, 1)
-    data = load(f"{path}:label=y,drop=who,window=5,test=0.2")
+    data = load(f"{path}:label=y,drop=who,keep=t,window=5,test=0.2")
     kept = np.arange(80)
     np.testing.assert_allclose(
         data.test.x[0, 0], (np.arange(80, 85) - kept.mean()) / kept.std(), atol=1e-5
@@ -108,6 +109,6 @@ def test_a_window_longer_than_a_part(tmp_path: Path) -> None:
     with pytest.raises(
         FedskewError, match="test: no 30 consecutive rows for one window; choose a smaller window="
     ):
-        load(f"{path}:label=y,window=30,test=0.2")
+        load(f"{path}:label=y,keep=t,window=30,test=0.2")
     with pytest.raises(FedskewError, match="leaves one part empty"):
         load(f"{path}:label=y,window=3,test=0.001")

@@ -80,7 +80,7 @@ def arrays(tmp_path: Path) -> Path:
 
 
 def request_of(**changed: Any) -> Request:
-    return replace(Request("outcome", compared=True), **changed)
+    return replace(Request("outcome", keep=(), compared=True), **changed)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -122,7 +122,8 @@ def test_only_what_the_options_of_the_run_say_is_described(table: Path):
     assert isinstance(honest, Description)
     assert honest.columns["income"].counts == {}
     for other in ({"label": "income"}, {"label": "colour"}, {"categorical": ("income",)}, {"max_categories": 10**9},
-                  {"compared": False}, {"target": "labels"}, {"window": 3}):  # fmt: skip
+                  {"compared": False}, {"target": "labels"}, {"window": 3}, {"keep": ("income",)},
+                  {"labels": ("as-is",)}, {"dates": "days"}):  # fmt: skip
         said = refused(ask(table, Question("describe", request_of(**other))))
         assert "describe: other options than those of the run" in said
     for content in (None, {}, "outcome", np.zeros(3)):
@@ -230,7 +231,9 @@ def test_what_a_fit_asks_is_answered(table: Path, arrays: Path):
     }
     added = ask(table, Question("add_up", {"income": 0.0, "elsewhere": 2.5}))
     assert (added["income"].count, added["elsewhere"]) == (40, Moments(40, 2.5, 0.0, 0.0))
-    assert isinstance(ask(arrays, Question("describe", Request("y", compared=True))), Description)
+    assert isinstance(
+        ask(arrays, Question("describe", Request("y", keep=(), compared=True))), Description
+    )
     assert set(ask(arrays, Question("add_up", {"0": 0.0, "2": 0.0}))) == {"0", "2"}
 
 

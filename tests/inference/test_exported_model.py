@@ -101,6 +101,7 @@ def test_a_mixed_table(
     np.testing.assert_allclose(single, wanted[:1], atol=TOLERANCE)
 
 
+@pytest.mark.filterwarnings("ignore:.*training rows equal an earlier one")
 @pytest.mark.parametrize("format", formats())
 def test_other_kinds_of_data(tmp_path: Path, format: Any) -> None:
     rng = np.random.default_rng(0)

@@ -222,7 +222,7 @@ def test_overlapping_windows_are_written_with_their_series(tmp_path: Path) -> No
     )
     table.to_csv(tmp_path / "my.csv", index=False)
     fed = written(
-        tmp_path / "out", f"{tmp_path}/my.csv:label=y,group=who,window=8,stride=4", "iid", 3
+        tmp_path / "out", f"{tmp_path}/my.csv:label=y,group=who,keep=a,window=8,stride=4", "iid", 3
     )
     assert fed.train.series is not None
     assert len(fed.train) == 10 * 5  # all series, none of them for test
@@ -335,7 +335,14 @@ def test_the_folder_says_how_it_was_made_and_how_unlike_the_clients_are(
         4,
         60,
     )
-    assert record["data"] == {"name": "csv", "path": str(csv), "label": "y", "drop": ["id"]}
+    recognised = {
+        "separator": "comma",
+        "decimal": "point",
+        "thousands": "none",
+        "encoding": "utf-8",
+    }
+    given = {"name": "csv", "path": str(csv), "label": "y", "drop": ["id"]}
+    assert record["data"] == {**given, **recognised}
     found = json.loads((tmp_path / "out/heterogeneity.json").read_text())
     assert found["clients"] == 4
     assert 0 < found["labels"]["hellinger"]["mean"] <= 1

@@ -210,7 +210,7 @@ def advise(
         lr=_learning_rates(tried, rates[0]),
         rounds=trials.rounds,
         seeds=seeds,
-        findings=[*fed.data.differences, *findings(heterogeneity)],
+        findings=[*fed.data.doubts, *fed.data.differences, *findings(heterogeneity)],
         notes=notes,
     )
 

@@ -89,7 +89,7 @@ def data_check(
         console.print(f"  clients   … and {len(facts.clients) - _SHOWN} more")
     if facts.licence:
         console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
-    for note in facts.notes:
+    for note in (*facts.doubts, *facts.notes):
         console.print(f"  note      {escape(note)}", soft_wrap=True)
     for line in few(facts.differences):
         console.print(f"  [bold]differs[/bold]   {escape(line)}", soft_wrap=True)

@@ -13,6 +13,7 @@ from fedskew.cli.partition_options import (
     Clients,
     Data,
     Drop,
+    Duplicates,
     Group,
     Json,
     Label,
@@ -63,6 +64,7 @@ def measure(
     target: Target = None,
     group: Group = None,
     drop: Drop = None,
+    duplicates: Duplicates = None,
     bins: Bins = None,
     seed: Seed = 0,
     sweep: Sweep = None,
@@ -94,7 +96,7 @@ def measure(
         )
         _measure_folder(folder, output)
         return
-    whole = data_with_columns(data, label, group, drop)
+    whole = data_with_columns(data, label, group, drop, duplicates)
     options = PartitionOptions(whole, skew, clients, seed, bins, target)
     if sweep is not None:
         _measure_sweep(options, sweep, output)
@@ -158,9 +160,13 @@ def _show(fed: "Federation", title: str, facts: Mapping[str, Any], output: _Outp
         content = {**facts, **heterogeneity.as_dict()}
         if differences:
             content["differences"] = differences
+        if fed.data.doubts:
+            content["doubts"] = fed.data.doubts
         print(to_json(content))
         return
     print(title)
+    for line in fed.data.doubts:
+        print(f"note: {line}")
     for line in few(differences):
         print(f"difference: {line}")
     print(heterogeneity)

@@ -21,7 +21,8 @@ def node(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="CSV, Parquet or NPZ file of this silo",
+            help="CSV, Parquet or NPZ file of this silo; how a CSV file is written is recognised, or said behind it, "
+            "FILE:separator=semicolon:decimal=comma",
             show_default=False,
         ),
     ],

@@ -35,6 +35,14 @@ Group = Annotated[
     optional("--group", "COL", "column with the group of a row, such as a user or a site"),
 ]
 Drop = Annotated[str | None, optional("--drop", "A+B", "columns that are not used as features")]
+Duplicates = Annotated[
+    str | None,
+    optional(
+        "--duplicates",
+        "drop|keep",
+        "what becomes of rows that equal an earlier one of their file; by default they are kept and counted",
+    ),
+]
 Skew = Annotated[str | None, optional("--skew", "SPEC", "how to partition (fedskew list skews)")]
 Clients = Annotated[
     int | None,
@@ -56,9 +64,13 @@ Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
 
 def data_with_columns(
-    data: list[str] | None, label: str | None, group: str | None, drop: str | None
+    data: list[str] | None,
+    label: str | None,
+    group: str | None,
+    drop: str | None,
+    duplicates: str | None = None,
 ) -> dict[str, Any]:
-    """Return the data set of ``--data`` with the columns that --label, --group and --drop name."""
+    """Return the data set of ``--data`` with what --label, --group, --drop and --duplicates say."""
     if not data:
         raise FedskewError(
             "--data is missing: give --data FILE --label COL, or the name of a data set (fedskew data list)"
@@ -70,7 +82,7 @@ def data_with_columns(
         choice = parse(spec, "data set")
     else:
         choice = Choice(spec.pop("name"), spec)
-    columns = {"label": label, "group": group, "drop": drop}
+    columns = {"label": label, "group": group, "drop": drop, "duplicates": duplicates}
     given = {name: value for name, value in columns.items() if value is not None}
     for name in given:
         if name in choice.options:

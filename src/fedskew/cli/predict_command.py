@@ -17,7 +17,11 @@ def add_to(app: typer.Typer) -> None:
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
     file: Annotated[
-        Path, typer.Argument(help="new rows: CSV or Parquet, or NPZ with x if the data were arrays")
+        Path,
+        typer.Argument(
+            help="new rows: CSV or Parquet, or NPZ with x if the data were arrays; how a CSV file is written is "
+            "recognised, or said behind it, new.csv:separator=semicolon:decimal=comma"
+        ),
     ],
     client: Annotated[
         str | None,

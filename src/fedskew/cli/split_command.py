@@ -12,6 +12,7 @@ from fedskew.cli.partition_options import (
     Clients,
     Data,
     Drop,
+    Duplicates,
     Group,
     Json,
     Label,
@@ -48,6 +49,7 @@ def split(
     target: Target = None,
     group: Group = None,
     drop: Drop = None,
+    duplicates: Duplicates = None,
     bins: Bins = None,
     client_test: Annotated[
         float,
@@ -91,7 +93,7 @@ def split(
     pictures = ["png"]
     if svg:
         pictures.append("svg")
-    whole = data_with_columns(data, label, group, drop)
+    whole = data_with_columns(data, label, group, drop, duplicates)
     options = PartitionOptions(whole, skew, clients, seed, bins, target, client_test)
     origin, fed, made_by = options.partition()
     title = f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}"
@@ -117,6 +119,8 @@ def _print_split(
         f"{fed.clients} clients of {sizes.min():,} … {sizes.max():,} rows, "
         f"partitioned by {made_by['skew']}, seed {made_by['seed']}"
     )
+    for line in fed.data.doubts:
+        print(f"note: {line}")
     if "target" in made_by:
         print(f"target {made_by['target']}, reached {made_by['level']:.4f}")
     for view in ("labels", "features"):

@@ -11,6 +11,7 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, parse
 from fedskew.data.dataset import Dataset, Split, datasets
+from fedskew.data.readers.csv_format import OPTIONS
 from fedskew.data.readers.silo_files import holds_tables, is_pattern
 from fedskew.data.source import sources
 
@@ -56,25 +57,30 @@ def _with_reader(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def together(specs: Sequence[str]) -> str | dict[str, Any]:
     """Return several files, patterns or folders as one choice, with the options of all of them: one client a file.
 
-    >>> together(["a.csv:label=y", "b.csv"])
-    {'name': 'silos', 'paths': ('a.csv', 'b.csv'), 'label': 'y'}
+    How a file is written is an option of that file alone.
+
+    >>> together(["a.csv:label=y", "b.csv:separator=tab"])
+    {'name': 'silos', 'paths': ('a.csv', 'b.csv:separator=tab'), 'label': 'y'}
     """
     if len(specs) == 1:
         return specs[0]
     parts = [parse(spec, datasets.kind) for spec in specs]
     options: dict[str, Any] = {}
+    paths = []
     for spec, part in zip(specs, parts, strict=True):
         if part.name in datasets:
             raise FedskewError(
                 f"--data {spec}: several --data are files of clients, and {part.name} is a data set"
             )
+        paths.append(part.name)
         for key, value in part.options.items():
-            if options.setdefault(key, value) != value:
+            if key in OPTIONS:
+                paths[-1] += f":{key}={value}"
+            elif options.setdefault(key, value) != value:
                 raise FedskewError(
                     f"--data {spec}: {key}={value} here and {key}={options[key]} before: all files have the same "
                     "options, and giving them once is enough"
                 )
-    paths = [part.name for part in parts]
     return {"name": "silos", "paths": tuple(paths), **options}
 
 
@@ -170,6 +176,7 @@ class Facts:
     # Client -> training rows, where the data has clients
     clients: dict[str, int] = field(default_factory=dict)
     differences: tuple[str, ...] = ()  # between the clients
+    doubts: tuple[str, ...] = ()  # about how files were understood
 
 
 def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
@@ -200,4 +207,5 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
         notes=notes,
         clients={silo.name: silo.rows for silo in data.silos},
         differences=data.differences,
+        doubts=data.doubts,
     )

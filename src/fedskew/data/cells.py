@@ -1,7 +1,7 @@
 """The cells of a table's columns: numbers, categories, classes, and what is refused in each."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     Column: TypeAlias = pd.Series[Any]
 
 MISSING, OTHER = "missing", "other"
-DECIMAL_COMMAS = "decimal commas"  # in the attrs of a table: its columns in which numbers have one
 _EXPONENT = r"(e[+-]?\d+)?"
 # 5,2  1.234,5  7
 _DECIMAL_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}(\.\d{{3}})+)(,\d+)?{_EXPONENT}", re.IGNORECASE)
-# Numbers whose comma, or point, stands before no thousands: 5,2 and 0,125 but not 1,234.
-_NO_THOUSANDS = re.compile(rf"[+-]?(0,\d+|[\d.]+,(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
-_DECIMAL_POINT = re.compile(rf"[+-]?(0?\.\d+|\d+\.(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
 # 1,234  1.234.567  1 234,5
 _GROUPED = re.compile(r"[+-]?\d{1,3}([,.'’ \u00a0\u202f]\d{3})+([.,]\d+)?")
+# 3,5 mg  120/min is no such number
+_WITH_UNIT = re.compile(r"[<>+-]?\s*\d[\d.,]*\s*(%|[^\W\d_°µμ]*[°µμ]?[^\W\d_][\w/²³%]*)")
+_FEW_NUMBERS = 10  # whole numbers with units that may be categories, such as 10 mg and 20 mg
 
 
 def finite(column: "Column") -> Floats:
@@ -82,73 +81,6 @@ def is_number(text: str) -> bool:
     return True
 
 
-def with_decimal_commas(
-    where: str, frame: "Frame", left_out: "Container[str]", as_text: "Callable[[list[str]], Frame]"
-) -> "Frame":
-    """Return a table of a file in which numbers are written with a decimal comma, if it is one, with these as numbers.
-
-    It is one if all texts of a column read as such numbers, a comma in one of them can stand before no thousands (5,2
-    but not 1,234), and no other column has decimal points. ``as_text`` reads columns again as they are written: points
-    that may divide thousands, and that the first reading has taken for decimal ones, are refused.
-    """
-    with_commas = _columns_with_commas(frame, left_out)
-    if not _any_match(with_commas, _NO_THOUSANDS):
-        return frame
-    written = _fractions_as_text(frame, as_text)
-    if _any_match(written, _DECIMAL_POINT):
-        return frame
-    for title, texts in written.items():
-        if texts.str.contains(".", regex=False).any():
-            first = next(iter(with_commas))
-            raise FedskewError(
-                f"{where}: column {first!r} has decimal commas, and column {title!r} has points: write "
-                f"numbers in one way, say categorical={first}, or leave one out with drop={title}"
-            )
-    frame = frame.copy()
-    for title, texts in with_commas.items():
-        plain = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-        frame[title] = plain.astype(float).reindex(frame.index)
-    frame.attrs[DECIMAL_COMMAS] = list(with_commas)
-    return frame
-
-
-def _columns_with_commas(frame: "Frame", left_out: "Container[str]") -> "dict[str, Column]":
-    """Return the texts of the columns in which all of them may be numbers with a decimal comma."""
-    found: dict[str, Column] = {}
-    for title, column in frame.items():
-        if title in left_out or not is_text(column):
-            continue
-        texts = column.dropna().astype(str).str.strip()
-        if texts.str.fullmatch(_DECIMAL_COMMA).all() and texts.str.contains(",", regex=False).any():
-            found[str(title)] = texts
-    return found
-
-
-def _fractions_as_text(
-    frame: "Frame", as_text: "Callable[[list[str]], Frame]"
-) -> "dict[str, Column]":
-    """Return the columns that were read as numbers with a fraction, as they are written in the file."""
-    titles = []
-    for title in frame.columns:
-        if getattr(frame[title].dtype, "kind", "O") == "f":
-            titles.append(str(title))
-    if not titles:
-        return {}
-    table = as_text(titles)
-    written: dict[str, Column] = {}
-    for title in titles:
-        written[title] = table[title].dropna().str.strip()
-    return written
-
-
-def _any_match(columns: "Mapping[str, Column]", pattern: re.Pattern[str]) -> bool:
-    """Return whether a text of any column has the form of the pattern."""
-    for texts in columns.values():
-        if texts.str.fullmatch(pattern).any():
-            return True
-    return False
-
-
 def is_text(column: "Column") -> bool:
     """Return whether a column of a file holds text."""
     import pandas as pd
@@ -158,18 +90,25 @@ def is_text(column: "Column") -> bool:
 
 def refuse_other_numbers(where: str, title: str, texts: "Sequence[str]") -> None:
     """Raise an error for texts most of which are numbers in another way of writing; none of them is quoted."""
-    like_numbers = 0
-    unreadable = 0
-    for text in texts:
-        if _GROUPED.fullmatch(text.strip()) or _DECIMAL_COMMA.fullmatch(text.strip()):
-            like_numbers += 1
-            if not is_number(text):
-                unreadable += 1
-    if unreadable and 2 * like_numbers > len(texts):
+    plain = list(map(str.strip, texts))
+    fix = f"or say categorical={title} or drop={title}"
+    like_numbers = list(filter(_is_written_number, plain))
+    if 2 * len(like_numbers) > len(plain) and not all(map(is_number, like_numbers)):
         raise FedskewError(
-            f"{where}: column {title!r} holds numbers with commas, or with signs between thousands: write them with a "
-            f"decimal point and nothing between thousands, or say categorical={title} or drop={title}"
+            f"{where}: column {title!r} holds numbers with commas, or with signs between thousands, with other texts: "
+            f"write them with a decimal point and nothing between thousands, {fix}"
         )
+    with_unit = list(filter(_WITH_UNIT.fullmatch, plain))
+    most = 2 * (len(with_unit) + len(like_numbers)) > len(plain)
+    fractions = bool(set(",.") & set("".join(with_unit)))
+    if most and with_unit and (fractions or len(with_unit) > _FEW_NUMBERS):
+        raise FedskewError(
+            f"{where}: column {title!r} holds numbers with their unit: write the numbers alone, all in one unit, {fix}"
+        )
+
+
+def _is_written_number(text: str) -> bool:
+    return bool(_GROUPED.fullmatch(text) or _DECIMAL_COMMA.fullmatch(text))
 
 
 def odd_one(column: "Column") -> str:

@@ -21,6 +21,7 @@ from fedskew.data.cells import (
 )
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
+from fedskew.data.readers.csv_format import OPTIONS
 from fedskew.data.readers.table import SiloTables, Table
 from fedskew.data.targets import Target, Targets
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # Which have an end
 _SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)
-_OF_FILES = ("path", "test_path", "separator")  # options of a table in a file
+_OF_FILES = ("path", "test_path", *OPTIONS)  # options of a table in a file
 
 
 @dataclass(frozen=True)

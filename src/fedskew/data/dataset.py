@@ -147,8 +147,9 @@ class Dataset:
     behalf (filled values, a split of its own, a partial file).
     ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
     ``silos`` is what each client told about itself, where the data comes with its clients (one is a group of the rows),
-    and ``differences`` says in words what is not the same in all of them. ``schema`` is how a table, or arrays, became
-    features; None: the features are the data.
+    and ``differences`` says in words what is not the same in all of them. ``doubts`` says how files were understood:
+    signs and encodings that were recognised, columns that were left out, rows that are there twice. ``schema`` is how a
+    table, or arrays, became features; None: the features are the data.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Dataset:
     differences: tuple[str, ...] = ()
     silos: tuple[Description, ...] = ()
     schema: Pipeline | None = None
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_part("train", self.train)
@@ -207,7 +209,7 @@ class Dataset:
         if self.target == "class":
             called = "classes"
         facts[called] = ", ".join(few(self.classes, _NAMED)) or None
-        facts["notes"] = "; ".join(self.notes) or None
+        facts["notes"] = "; ".join((*self.doubts, *self.notes)) or None
         return facts_as_html(self.name, facts)
 
     @property

@@ -26,20 +26,37 @@ from fedskew.data.cells import (
     need_column,
     refuse_one_class,
 )
+from fedskew.data.class_spellings import refuse_other_spellings
+from fedskew.data.dates import AsNumbers
+from fedskew.data.left_out import FEWEST_ROWS, columns_left_out
 from fedskew.data.schema import Categories, Label, Numeric, Schema
 from fedskew.data.targets import Target
 
 Kind: TypeAlias = Literal["number", "text", "time", "empty"]
 Interval: TypeAlias = tuple[int, int]  # first and last key, see ``keys_of``
 # Options of a fit
-ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")
+ASKED = (
+    "label",
+    "target",
+    "categorical",
+    "max_categories",
+    "standardize",
+    "window",
+    "stride",
+    "labels",
+    "keep",
+    "dates",
+)
 BINS = 4096  # into which an interval is divided by one question
-FEWEST_ROWS = 5  # of a category that a silo on a machine of its own names
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be fitted: the label, which columns are categories, and how many of these become features."""
+    """What is to be fitted: the label, which columns are categories, and how many of these become features.
+
+    ``labels`` are the spellings of classes, if the user says them. ``keep`` are columns that are features whatever they
+    hold; None: all are. ``dates`` says what becomes of dates.
+    """
 
     label: str
     target: Target = "class"
@@ -48,6 +65,9 @@ class Request:
     standardize: bool = True
     window: int = 0
     stride: int = 0
+    labels: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None
+    dates: AsNumbers | None = None
     # Whether silos also tell the quartiles of their numbers, to be compared with each other's
     compared: bool = False
 
@@ -56,6 +76,10 @@ class Request:
         """Return the columns of the label."""
         return label_columns(self.label, self.target)
 
+    def examines(self, title: str) -> bool:
+        """Return whether a column may be no feature, by what it holds."""
+        return self.keep is not None and title not in (*self.keep, *self.categorical)
+
 
 @dataclass(frozen=True)
 class ColumnFacts:
@@ -63,7 +87,9 @@ class ColumnFacts:
 
     ``low`` and ``high`` are the ends of its numbers, ``quartiles`` its quartiles where they were asked for, ``counts``
     its categories; of a column of mostly different texts, which nobody should see, there is only how many. ``rare`` is
-    how many categories of few rows are counted together as ``other``, by a silo that does not name them.
+    how many categories of few rows are counted together as ``other``, by a silo that does not name them. ``distinct``
+    is how many different numbers there are, ``whole`` whether all are whole, ``dates`` whether they are days of
+    dates.
     """
 
     kind: Kind
@@ -75,6 +101,9 @@ class ColumnFacts:
     counts: Mapping[str, int] = field(default_factory=dict)
     texts: int = 0
     rare: int = 0
+    distinct: int = 0
+    whole: bool = False
+    dates: bool = False
 
     def without_rare(self) -> "ColumnFacts":
         """Return the facts without categories of fewer than ``FEWEST_ROWS`` rows: neither their names nor their rows.
@@ -191,20 +220,21 @@ class Silos(Protocol):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A schema, and what the silos told about themselves."""
+    """A schema, what the silos told about themselves, and which columns are no features, with the reason of each."""
 
     schema: Schema
     described: tuple[Description, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def fit(name: str, silos: Silos, request: Request) -> Fitted:
     """Fit one schema for all silos."""
     described = tuple(silos.describe(request))
-    titles: dict[str, None] = {}
-    for one in described:
-        titles |= dict.fromkeys(one.columns)
-    for column in request.categorical:
-        need_column(name, column, titles)
+    titles = _titles(name, described, request)
+    left_out = columns_left_out(titles, described, request)
+    titles = [title for title in titles if title not in left_out]
+    if not titles:
+        raise _nothing_left(name, left_out)
     numeric = {}
     for title in titles:
         if _kind(name, title, described) == "number":
@@ -218,13 +248,35 @@ def fit(name: str, silos: Silos, request: Request) -> Fitted:
         optional = any(title not in one.columns for one in described)
         if title in numeric:
             fill = fills.get(title)
-            columns.append(
-                _numeric(name, title, fill, moments.get(title), numeric[title], optional)
-            )
+            made = _numeric(name, title, fill, moments.get(title), numeric[title], optional)
+            columns.append(replace(made, dates=_are_days(title, described)))
         else:
             columns.append(_categories(name, title, described, request, optional))
     label = Label(request.targets, request.target, _classes(name, described, request))
-    return Fitted(Schema(tuple(columns), label, request.window, request.stride), described)
+    schema = Schema(tuple(columns), label, request.window, request.stride)
+    return Fitted(schema, described, left_out)
+
+
+def _titles(name: str, described: Sequence[Description], request: Request) -> list[str]:
+    """Return the columns of all silos; an error for one that is asked for and that none has."""
+    titles: dict[str, None] = {}
+    for one in described:
+        titles |= dict.fromkeys(one.columns)
+    for column in (*request.categorical, *(request.keep or ())):
+        need_column(name, column, titles)
+    return list(titles)
+
+
+def _nothing_left(name: str, left_out: Mapping[str, str]) -> FedskewError:
+    said = [f"{title} ({reason})" for title, reason in left_out.items()]
+    return FedskewError(
+        f"{name}: no feature column is left: {', '.join(said)}: say keep={'+'.join(left_out)} to keep them"
+    )
+
+
+def _are_days(title: str, described: Sequence[Description]) -> bool:
+    """Return whether the numbers of a column are the days of dates."""
+    return any(title in one.columns and one.columns[title].dates for one in described)
 
 
 def _classes(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
@@ -232,8 +284,11 @@ def _classes(name: str, described: Sequence[Description], request: Request) -> t
         return request.targets
     if request.target == "number":
         return ()
-    names = names_in_order(one.classes for one in described)
-    refuse_one_class(name, f"column {request.label!r}", names)
+    what = f"column {request.label!r}"
+    own = {one.name: one.classes for one in described}
+    refuse_other_spellings(name, what, own, request.labels)
+    names = names_in_order(own.values())
+    refuse_one_class(name, what, names)
     return names
 
 
@@ -248,8 +303,8 @@ def _kind(name: str, title: str, described: Sequence[Description]) -> Kind:
             found.setdefault(one.columns[title].kind, one)
     if "time" in found:
         raise FedskewError(
-            f"{_of(name, found['time'])}: column {title!r} holds times; leave it out with drop={title} or convert it "
-            "to numbers"
+            f"{_of(name, found['time'])}: column {title!r} holds dates or times; leave it out with drop={title}, or "
+            f"say dates=days for numbers{_not_everywhere(found)}"
         )
     found.pop("empty", None)
     if len(found) == 2:
@@ -262,6 +317,14 @@ def _kind(name: str, title: str, described: Sequence[Description]) -> Kind:
     if not found:
         raise _no_value(name, title)
     return next(iter(found))
+
+
+def _not_everywhere(found: Mapping[Kind, Description]) -> str:
+    """Return which silo has something else where another has dates; empty if none has."""
+    for kind, one in found.items():
+        if kind in ("number", "text"):
+            return f"; {one.name} has no dates there"
+    return ""
 
 
 def _of(name: str, one: Description) -> str:

@@ -25,6 +25,7 @@ from fedskew.data.cells import (
     refuse_fractions,
     text_of,
 )
+from fedskew.data.dates import days_of
 from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a 
 class Numeric:
     """A numeric column: the value for missing entries, and what to subtract and divide by.
 
-    ``optional`` says that clients without this column took part in the fit: it may be missing in a file.
+    ``optional`` says that clients without this column took part in the fit: it may be missing in a file. ``dates`` says
+    that its numbers are the days of dates.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Numeric:
     mean: float
     deviation: float
     optional: bool = False
+    dates: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -64,13 +67,19 @@ class Numeric:
         """Return which entries are missing: all, where the table lacks the column."""
         if self.name not in frame.columns:
             return np.ones(len(frame), dtype=np.bool_)
-        return np.isnan(finite(frame[self.name]))
+        return np.isnan(self.numbers(frame[self.name]))
+
+    def numbers(self, cells: "Column") -> Floats:
+        """Return the numbers of a column, NaN where one is missing."""
+        if self.dates:
+            return days_of("dates=days", cells)
+        return finite(cells)
 
     def write(self, frame: "Frame", x: Features) -> None:
         """Write its values into its column of ``x``."""
         values = np.full(len(frame), np.nan)
         if self.name in frame.columns:
-            values = finite(frame[self.name])
+            values = self.numbers(frame[self.name])
         # What single precision cannot hold becomes infinite, and is refused as such
         with np.errstate(over="ignore"):
             x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
@@ -78,13 +87,13 @@ class Numeric:
     def check(self, name: str, cells: "Column") -> None:
         """Raise an error for a column of a new table that does not hold numbers."""
         try:
-            finite(cells)
+            self.numbers(cells)
         except FedskewError as problem:
             raise FedskewError(f"{name}: {problem}") from None
 
     def doubt(self, cells: "Column") -> str:
         """Return a sentence if a new column has a median far from the training rows' mean; else nothing."""
-        values = finite(cells)
+        values = self.numbers(cells)
         present = values[~np.isnan(values)]
         if not len(present) or (self.mean, self.deviation) == (0.0, 1.0):
             return ""

@@ -1,6 +1,7 @@
 """A silo in memory: a client's table, which answers the questions of a fit with counts and sums."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from fedskew.data.cells import (
     refuse_other_numbers,
     text_of,
 )
+from fedskew.data.dates import are_dates, days_of
 from fedskew.data.fitting import (
     ColumnFacts,
     Description,
@@ -37,6 +39,7 @@ class TableSilo:
     """A client's table: ``rows`` are its training rows, ``left_out`` columns that are no features (label and group).
 
     ``more`` are further tables of the client, whose classes count as well: its test rows. Errors begin with ``where``.
+    ``days`` are columns of dates, whose numbers are days.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class TableSilo:
         left_out: Sequence[str | None] = (),
         more: "Sequence[Frame]" = (),
         where: str = "",
+        days: Container[str] = (),
     ) -> None:
         self._name = name
         self._frame = frame
         self._rows = rows
         self._more = more
         self._where = where or name
+        self._days = days
         self._columns = [column for column in frame.columns if column not in left_out]
 
     @property
@@ -76,37 +81,49 @@ class TableSilo:
         return class_counts(self._where, f"column {label!r}", columns)
 
     def _facts(self, column: "Column", request: Request) -> ColumnFacts:
-        import pandas as pd
-
+        title = str(column.name)
         if column.isna().all():
             return ColumnFacts("empty", "", len(self._rows))
-        forced = str(column.name) in request.categorical
-        if not forced and (
-            pd.api.types.is_datetime64_any_dtype(column.dtype)
-            or pd.api.types.is_timedelta64_dtype(column.dtype)
-        ):
-            return ColumnFacts("time", text_of(column.dropna().iloc[0]), 0)
+        if title in self._days:
+            return replace(self._number_facts(column, request.compared), dates=True)
+        forced = title in request.categorical
+        if not forced and self._are_dates(column, request):
+            missing = int(column.isna().to_numpy()[self._rows].sum())
+            return ColumnFacts("time", text_of(column.dropna().iloc[0]), missing)
         if is_numeric(column) and not forced:
             return self._number_facts(column, request.compared)
         if not forced and is_text(column):
-            refuse_other_numbers(
-                self._where, str(column.name), column.dropna().astype(str).unique().tolist()
-            )
+            texts = column.dropna().astype(str).unique().tolist()
+            refuse_other_numbers(self._where, title, texts)
         return self._texts(column, request)
 
+    def _are_dates(self, column: "Column", request: Request) -> bool:
+        """Return whether a column holds dates, and nobody has said what to make of it."""
+        kept = not request.examines(str(column.name))
+        if kept and (is_numeric(column) or is_text(column)):
+            return False
+        return are_dates(column)
+
     def _number_facts(self, column: "Column", compared: bool) -> ColumnFacts:
-        values = finite(column)[self._rows]
+        values = self.values(str(column.name))
         present = values[~np.isnan(values)]
-        example = text_of(column.dropna().iloc[0].item())
+        example = text_of(column.dropna().iloc[:1].tolist()[0])
         missing = len(values) - len(present)
         if not len(present):
             return ColumnFacts("number", example, missing)
-        low = float(present.min())
-        high = float(present.max())
+        facts = ColumnFacts(
+            kind="number",
+            example=example,
+            missing=missing,
+            low=float(present.min()),
+            high=float(present.max()),
+            distinct=len(np.unique(present)),
+            whole=bool((present % 1 == 0).all()),
+        )
         if not compared:
-            return ColumnFacts("number", example, missing, low, high)
+            return facts
         first, middle, third = np.quantile(present, [0.25, 0.5, 0.75]).tolist()
-        return ColumnFacts("number", example, missing, low, high, (first, middle, third))
+        return replace(facts, quartiles=(first, middle, third))
 
     def _texts(self, column: "Column", request: Request) -> ColumnFacts:
         codes, values = categories(column)
@@ -141,7 +158,10 @@ class TableSilo:
 
     def values(self, title: str) -> Floats:
         """Return the numbers of a column in the training rows, NaN where one is missing."""
-        return finite(self._frame[title])[self._rows]
+        column = self._frame[title]
+        if title in self._days:
+            return days_of(self._where, column)[self._rows]
+        return finite(column)[self._rows]
 
 
 class SiloNumbers:

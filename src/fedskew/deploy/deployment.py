@@ -23,6 +23,7 @@ from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import ASKED, Description, Request, fit
+from fedskew.data.left_out import left_out_sentence
 from fedskew.data.readers.array_silo import fit_arrays
 from fedskew.data.readers.arrays import comparable
 from fedskew.data.schema import Pipeline, Scaling
@@ -71,11 +72,13 @@ def run_on_nodes(
     if alias:
         shown = _aliased(described)
         nodes.names = [silo.name for silo in shown]
-    pipeline = _fit(nodes, shown, request)
+    pipeline, doubt = _fit(nodes, shown, request)
     if recorded is not None:
         _check_schema(folder, pipeline)
     row_counts = _count_rows(nodes, described, pipeline, request, experiment.validation > 0)
     fed = _federation(shown, row_counts, pipeline, choice, experiment)
+    if doubt:
+        fed = replace(fed, data=replace(fed.data, doubts=(doubt,)))
     make = partial(remote_server, nodes=nodes, everything=False)
     watch = Watch(callbacks)
     if recorded is not None:
@@ -126,12 +129,13 @@ def _check_nodes(
         )
 
 
-def _fit(nodes: Nodes, described: list[Description], request: Request) -> Pipeline:
-    """Return how rows become features, fitted to the tables or the arrays of all nodes."""
+def _fit(nodes: Nodes, described: list[Description], request: Request) -> tuple[Pipeline, str]:
+    """Return how rows become features, fitted to the tables or the arrays of all nodes; and which columns do not."""
     silos = RemoteSilos(nodes, described)
     if any(silo.shape is not None for silo in described):
-        return fit_arrays("nodes", silos, request)
-    return fit("nodes", silos, request).schema
+        return fit_arrays("nodes", silos, request), ""
+    fitted = fit("nodes", silos, request)
+    return fitted.schema, left_out_sentence(fitted.left_out)
 
 
 def check_experiment(values: Mapping[str, Any], nodes: int) -> None:

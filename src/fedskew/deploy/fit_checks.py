@@ -62,6 +62,7 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     _check_whole(facts.texts, f"{what}: texts", 0, rows)
     _check_whole(facts.rare, f"{what}: rare", 0, facts.texts)
     _check_ends(facts, f"{what}: low and high", rows)
+    _check_numbers(facts, what, rows)
     if facts.quartiles is not None:
         _check_quartiles(facts, facts.quartiles, f"{what}: quartiles")
     _check_categories(facts, f"{what}: counts", rows)
@@ -77,6 +78,26 @@ def _check_ends(facts: ColumnFacts, what: str, rows: int) -> None:
         _require(facts.low <= facts.high, what, ends, "the smaller one first")
     else:
         _require(ends == (math.inf, -math.inf), what, ends, "none without numbers")
+
+
+def _check_numbers(facts: ColumnFacts, what: str, rows: int) -> None:
+    """Refuse what cannot be told of the different numbers of a column, by which it is a feature or an id."""
+    most = 0
+    if facts.kind == "number":
+        most = rows - facts.missing
+    _check_whole(facts.distinct, f"{what}: distinct", 0, most)
+    for name in ("whole", "dates"):
+        value = getattr(facts, name)
+        told = type(value) is bool and (facts.kind == "number" or not value)
+        _require(told, f"{what}: {name}", value, "true or false, and false without numbers")
+    if facts.distinct:
+        ends = (facts.low, facts.high)
+        one = (facts.distinct == 1) == (facts.low == facts.high)
+        _require(
+            one, f"{what}: distinct", facts.distinct, f"so many numbers from {ends[0]} to {ends[1]}"
+        )
+        whole = not facts.whole or all(map(float.is_integer, ends))
+        _require(whole, f"{what}: whole", facts.whole, f"false for ends of {ends}")
 
 
 def _check_quartiles(facts: ColumnFacts, quartiles: Any, what: str) -> None:

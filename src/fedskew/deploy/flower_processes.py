@@ -5,18 +5,19 @@ import secrets
 import socket
 import sys
 import sysconfig
+import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
 from fedskew.core.lock import hold
 from fedskew.core.writing import writing
+from fedskew.data.readers.csv_format import CsvFormat, file_and_format
 from fedskew.data.readers.silo_files import is_arrays
-from fedskew.data.readers.user_files import Separator, column_names, pick, read_table
+from fedskew.data.readers.table import read_sentences
+from fedskew.data.readers.user_files import column_names, pick, read_table
 from fedskew.deploy.certificates import (
     CA,
     SERVER,
@@ -83,8 +84,9 @@ def node_process(
     security: tuple[Path, Path] | None,
     port: int | None,
 ) -> Process:
-    """Return the SuperNode of a silo, whose file is read once to see that it can be.
+    """Return the SuperNode of a silo, whose file is read once to see that it can be, and how it is written.
 
+    ``data`` is its file, or FILE:separator=semicolon:decimal=comma where that is not recognised.
     ``security`` is the node's private key and the certificate of the authority; ``port`` is for its own processes
     alone, on this machine.
     """
@@ -96,18 +98,23 @@ def node_process(
         check_node_key(key, "--key, the node's private key")
         check_certificate(authority, f"--ca, the file {CA}")
         secure = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    if not data.is_file():
+    name_of_file, written = file_and_format(str(data))
+    path = Path(name_of_file)
+    if not path.is_file():
         raise FedskewError(
-            f"{data} is not there: give --data FILE, the CSV, Parquet or NPZ file of this silo"
+            f"{path} is not there: give --data FILE, the CSV, Parquet or NPZ file of this silo"
         )
-    if is_arrays(data):
-        pick(data, read_npz(data), "")
+    if is_arrays(path):
+        pick(path, read_npz(path), "")
     else:
-        read_table(data, separator=_separator(data))
+        _read_once(path, written)
     if port is None:
         port = _free_port()
     _check_port("127.0.0.1", port)
-    own = {"data": str(data.absolute()), "state": str(_folder(state).absolute())}
+    own = {
+        "data": f"{path.absolute()}{str(data).removeprefix(name_of_file)}",
+        "state": str(_folder(state).absolute()),
+    }
     if name:
         own["name"] = name
     for option, value in own.items():
@@ -121,13 +128,15 @@ def node_process(
     return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], state)
 
 
-def _separator(data: Path) -> Separator:
-    """Return the separator of a table, which only the experiment knows: the first that its header has."""
-    for separator in get_args(Separator):
-        with suppress(FedskewError):
-            if len(column_names(data, separator)) > 1:
-                return separator  # type: ignore[no-any-return]
-    return "comma"
+def _read_once(path: Path, written: CsvFormat) -> None:
+    """Refuse a table that cannot be read, and say how it is written; what its columns mean, only the run knows."""
+    read_table(path, (), written, texts=column_names(path, written))
+    try:
+        said = read_sentences([read_table(path, (), written)])
+    except FedskewError as doubt:
+        said = [str(doubt)]
+    for sentence in said:
+        warnings.warn(sentence, stacklevel=3)
 
 
 def _secret(state: Path) -> Path:

@@ -23,6 +23,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.fitting import ASKED, Description, Fitted, Request
 from fedskew.data.partition import Partition
 from fedskew.data.readers.array_silo import ArraySilo
+from fedskew.data.readers.csv_format import file_and_format
 from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.table import Parted, SiloTables, converted
 from fedskew.data.schema import Pipeline, Scaling, Schema, pipeline_from
@@ -63,7 +64,7 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
-        path = Path(str(about["node"]["data"]))
+        path = Path(file_and_format(str(about["node"]["data"]))[0])
         state = Path(str(about["node"]["state"])).resolve()
         # The paths of this machine are nobody else's business.
         reason = str(problem).replace(str(path), path.name).replace(str(state), "--state")
@@ -85,7 +86,8 @@ class SiloNode:
     def __init__(self, about: Mapping[str, Any]) -> None:
         self.about = about
         self.own = about["node"]
-        self.path = Path(str(self.own["data"]))
+        # The file, and behind it perhaps how it is written
+        self.path = Path(file_and_format(str(self.own["data"]))[0])
         self.name = str(self.own.get("name") or self.path.name.split(".")[0])
         if about["version"] != __version__:
             raise FedskewError(
@@ -199,7 +201,7 @@ class SiloNode:
     def _options(self) -> Mapping[str, Any]:
         """How the silo's file is read: by the options of the run, except for which file it is."""
         options = json.loads(str(self.about["options"]))
-        return choose({**options, "name": "silos", "paths": (str(self.path),)}).options
+        return choose({**options, "name": "silos", "paths": (str(self.own["data"]),)}).options
 
     @property
     def _request(self) -> Request:
@@ -259,14 +261,14 @@ class SiloNode:
     def _features(self) -> ArraysCache:
         """What the silo keeps of its rows for this run, by the schema of all."""
         told = [self.about[name] for name in ("options", "validation", "seed", "schema")]
-        meaning = json.dumps([__version__, self.name, *told])
+        meaning = json.dumps([__version__, self.name, str(self.own["data"]), *told])
         return ArraysCache(self.folder / FEATURES, self.path, meaning)
 
     @property
     def _numbers(self) -> ArraysCache:
         """What the silo keeps of its table for this run, until there is a schema."""
         told = [self.about[name] for name in ("options", "validation", "seed")]
-        meaning = json.dumps([__version__, *told])
+        meaning = json.dumps([__version__, str(self.own["data"]), *told])
         return ArraysCache(self.folder / NUMBERS, self.path, meaning)
 
     def _converted(self, pipeline: Pipeline) -> Dataset:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
-from fedskew.data.cells import finite
 from fedskew.data.federation import Federation
 from fedskew.data.schema import Numeric, Pipeline, Scaling, Schema
 
@@ -69,7 +68,7 @@ def _of_table(schema: Schema, frame: "pd.DataFrame") -> list[_Given]:
     found = []
     for column in schema.columns:
         if isinstance(column, Numeric) and column.name in frame.columns:
-            values = finite(frame[column.name])
+            values = column.numbers(frame[column.name])
             found.append(_Given(values[~np.isnan(values)], column.mean, column.deviation))
     return found
 

@@ -1,9 +1,8 @@
 """A trained model in use: new rows become features as the training rows did, and outputs become named predictions."""
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -13,9 +12,11 @@ from torch import Tensor, nn
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
 from fedskew.data.dataset import Features, Rows
-from fedskew.data.readers.user_files import Separator, read_table
+from fedskew.data.readers.csv_format import AS_RECOGNISED, CsvFormat, file_and_format
+from fedskew.data.readers.table import read_sentences
+from fedskew.data.readers.user_files import column_names, read_table
 from fedskew.data.readers.windows import cut_windows
-from fedskew.data.schema import Categories, Pipeline, Scaling, Schema
+from fedskew.data.schema import Numeric, Pipeline, Scaling, Schema
 from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
 from fedskew.inference.encoded_rows import refuse_encoded
@@ -46,10 +47,6 @@ class Trained(Protocol):
     @property
     def threads(self) -> int:
         """Return how many threads the run computed with: other numbers of them give other last bits."""
-
-    @property
-    def separator(self) -> Separator:
-        """Return what is between the columns of its CSV files."""
 
     @property
     def threshold(self) -> Threshold | None:
@@ -104,17 +101,24 @@ def predict(
 
 def predict_file(
     run: Trained,
-    path: Path,
+    file: Path,
     client: int | str | None = None,
     proba: bool = False,
     safe: bool = False,
 ) -> str:
     """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first).
 
-    Warns of columns that are unlike those of the training rows. With ``safe`` no text begins as a formula.
+    How the file is written is recognised, or said behind its name: ``new.csv:separator=semicolon:decimal=comma``. Warns
+    of what was recognised, and of columns that are unlike those of the training rows. With ``safe`` no text begins as a
+    formula.
     """
     pipeline = run.pipeline
-    data = read_rows(path, pipeline, run.separator)
+    name, written = file_and_format(str(file))
+    path = Path(name)
+    data = read_rows(path, pipeline, written)
+    if hasattr(data, "attrs"):
+        for sentence in read_sentences([data]):
+            warnings.warn(sentence, stacklevel=2)
     predictions = predict(run, data, client, proba, str(path))
     step = 1
     if isinstance(pipeline, Schema):
@@ -189,13 +193,13 @@ def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Fe
     return cut_windows(rows, pipeline.window, pipeline.stride or pipeline.window, 1).x
 
 
-def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") -> Any:
+def read_rows(path: Path, pipeline: Pipeline, written: CsvFormat = AS_RECOGNISED) -> Any:
     """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file."""
     if isinstance(pipeline, Schema):
-        return _read_table_rows(path, pipeline, separator)
+        return _read_table_rows(path, pipeline, written)
     if path.suffix != ".npz":
         if pipeline.features:
-            return read_table(path, (), separator)
+            return read_table(path, (), written)
         raise FedskewError(f"{path}: the model was trained on arrays: give an NPZ file with x")
     arrays = read_npz(path)
     if "x" not in arrays:
@@ -205,16 +209,17 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
     return arrays["x"]
 
 
-def _read_table_rows(path: Path, schema: Schema, separator: Separator) -> "pd.DataFrame":
+def _read_table_rows(path: Path, schema: Schema, written: CsvFormat) -> "pd.DataFrame":
     if path.suffix == ".npz":
         raise FedskewError(
             f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
         )
-    texts = []
+    numeric = set()
     for column in schema.columns:
-        if isinstance(column, Categories):
-            texts.append(column.name)
-    return read_table(path, (), separator, texts=(*texts, *schema.label.columns))
+        if isinstance(column, Numeric) and not column.dates:
+            numeric.add(column.name)
+    texts = set(column_names(path, written)) - numeric
+    return read_table(path, (), written, texts=texts)
 
 
 def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
@@ -283,11 +288,3 @@ def probabilities(task: Task, outputs: Tensor) -> Tensor:
     if outputs.shape[1] > 1:
         return outputs.softmax(1)
     return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
-
-
-def separator_of(config: Mapping[str, Any]) -> Separator:
-    """Return what a configuration says is between the columns of CSV files."""
-    data = config.get("data")
-    if isinstance(data, Mapping):
-        return cast(Separator, data.get("separator", "comma"))
-    return "comma"

@@ -13,6 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_bytes, read_npz, reading
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Rows
+from fedskew.data.readers.csv_format import CsvFormat, sign_of
 
 
 class Stored(Protocol):
@@ -34,9 +35,13 @@ class Lines:
     ends: Ints
 
     @classmethod
-    def read(cls, path: Path, separator: bytes) -> "Lines":
-        """Read a CSV file."""
+    def read(cls, path: Path, written: CsvFormat) -> "Lines":
+        """Read a CSV file; what is written in UTF-16 becomes UTF-8."""
         content = read_bytes(path)
+        encoding = written.encoding or "utf-8"
+        if encoding.startswith("utf-16"):
+            with reading(path):
+                content = content.decode(encoding).encode()
         if not content.endswith(b"\n"):
             line_end = b"\n"
             if b"\r\n" in content:
@@ -49,7 +54,7 @@ class Lines:
         if not len(ends):
             return cls(b"", content, ends, ends)
         starts = np.concatenate([[0], ends[:-1]])
-        not_empty = np.logical_or.reduceat(_visible(separator)[text], starts)
+        not_empty = np.logical_or.reduceat(_visible(sign_of(written).encode())[text], starts)
         starts, ends = starts[not_empty], ends[not_empty]
         header = b""
         if len(ends):

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias, overload
@@ -21,6 +21,7 @@ from fedskew.data import catalogue
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.readers.csv_format import READ, CsvFormat, format_from, recognised
 from fedskew.data.readers.table import Table
 from fedskew.data.targets import Targets
 from fedskew.heterogeneity.heterogeneity import measure
@@ -33,7 +34,6 @@ RECORD, HETEROGENEITY, PICTURE = "split.json", "heterogeneity.json", "picture"
 
 _OWN = ("csv", "parquet", "npz", "images")  # readers of files that have no published test part
 _ENDINGS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "arrays": ".npz", "index": ".npy"}
-_SEPARATORS = {"comma": b",", "semicolon": b";", "tab": b"\t", "space": b" "}
 _NEEDED = (
     "data",
     "clients",
@@ -57,13 +57,16 @@ _FILE_NAME = re.compile(r"\w[\w .-]{0,98}\w|\w", re.ASCII)  # on every machine
 class Origin:
     """A data set to split, and the number in its file of every training and every test row.
 
-    ``test`` is empty where the test rows do not come from that file, or there are none.
+    ``test`` is empty where the test rows do not come from that file, or there are none. ``left_out`` is how many of its
+    rows are neither, as they equal earlier ones; ``written`` is how a CSV file is written.
     """
 
     data: Dataset
     choice: Choice
     train: Ints
     test: Ints
+    left_out: int = 0
+    written: CsvFormat | None = None
 
 
 def read_origin(spec: "str | Mapping[str, Any] | Choice") -> Origin:
@@ -75,6 +78,21 @@ def read_origin(spec: "str | Mapping[str, Any] | Choice") -> Origin:
     if choice.name not in _OWN:
         return _origin(catalogue.load(choice), choice)
     raw: Any = datasets.get(choice.name)(**choice.options)
+    origin = _origin_of_file(raw, choice)
+    if not isinstance(raw, Table) or raw.window:
+        return origin
+    numbers = raw.rows_kept(raw.train)
+    return replace(
+        origin,
+        train=numbers[origin.train],
+        test=numbers[origin.test],
+        left_out=len(raw.train) - len(numbers),
+        written=_written(raw),
+    )
+
+
+def _origin_of_file(raw: Any, choice: Choice) -> Origin:
+    """Return a user's own file as an origin, with the numbers of rows among those that are used."""
     if not isinstance(raw.test, Split):
         return _origin(raw.build(str(choice), None), choice)
     whole = _all_rows(raw, str(choice))
@@ -88,6 +106,17 @@ def read_origin(spec: "str | Mapping[str, Any] | Choice") -> Origin:
 
 def _origin(data: Dataset, choice: Choice) -> Origin:
     return Origin(data, choice, np.arange(len(data.train)), _NONE)
+
+
+def _written(table: Table) -> CsvFormat | None:
+    """Return how the CSV file of a table is written; None for other files."""
+    file = table.train.attrs.get(READ)
+    if file is None:
+        return None
+    written: CsvFormat = file.written
+    if written.encoding and written.encoding.startswith("utf-16"):
+        return replace(written, encoding="utf-8")  # as lines are written
+    return written
 
 
 def _all_rows(raw: Any, name: str) -> Dataset:
@@ -105,13 +134,9 @@ def _all_rows(raw: Any, name: str) -> Dataset:
 # -- in which form -----------------------------------------------------------------------------------------------------
 
 
-def _separator(choice: Choice) -> bytes:
-    return _SEPARATORS[choice.options.get("separator", "comma")]
-
-
 def _open(kind: str, path: Path, choice: Choice) -> Any:
     if kind == "csv":
-        return Lines.read(path, _separator(choice))
+        return Lines.read(path, recognised(path, format_from(choice.options)))
     if kind == "parquet":
         return Columns.read(path)
     return Stack.read(path)
@@ -267,7 +292,7 @@ def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
     if kind == "arrays":
         return Stack.of(fed.train)
     path = _path(origin.choice)
-    rows = len(origin.train) + len(origin.test)
+    rows = len(origin.train) + len(origin.test) + origin.left_out
     stored: Stored = _open(kind, path, origin.choice)
     if len(stored) != rows:
         raise FedskewError(
@@ -326,6 +351,13 @@ def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tup
     path = _path(origin.choice, "test_path")
     if kind != "npz":
         kind = _kind_of(path)
+    if kind == "csv" and origin.written is not None:
+        own = recognised(path, format_from(origin.choice.options))
+        if own.separator != origin.written.separator:
+            raise FedskewError(
+                f"{path} has {own.separator}s between its columns, and {_path(origin.choice)} has "
+                f"{origin.written.separator}s: write them alike, or write arrays with --npz"
+            )
     return _open(kind, path, origin.choice), f"test{_ENDINGS[kind]}"
 
 
@@ -352,6 +384,9 @@ def _record(
     test: str | None,
 ) -> dict[str, Any]:
     options = dict(origin.choice.options)
+    if kind == "csv" and origin.written is not None:
+        # What the whole file shows, the file of one client may not
+        options |= asdict(origin.written)
     # Nothing but the input itself holds the rows, so it must be found again from anywhere
     if kind == "index":
         for name in ("path", "test_path"):

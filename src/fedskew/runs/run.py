@@ -16,11 +16,10 @@ from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import MOST_LISTED
 from fedskew.data.partition import Partition
-from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline
 from fedskew.engine.job import WHOLE
 from fedskew.inference.encoded_rows import refuse_rows_of
-from fedskew.inference.prediction import predict, separator_of
+from fedskew.inference.prediction import predict
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import FORMAT, Row, RunFolder
@@ -185,11 +184,6 @@ class Run:
     def threads(self) -> int:
         """Return how many threads the run computed with."""
         return self._source.threads
-
-    @property
-    def separator(self) -> Separator:
-        """Return what is between the columns of its CSV files."""
-        return separator_of(self.config)
 
     @cached_property
     def threshold(self) -> Threshold | None:

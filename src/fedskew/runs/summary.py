@@ -469,9 +469,9 @@ def _client_classes_file(fed: Federation) -> bytes:
 
 
 def data_warnings(fed: Federation) -> list[str]:
-    """Return differences between the data of clients, which training would not show."""
+    """Return how files were understood, and differences between the data of clients: training would not show it."""
     differences = fed.data.differences
-    lines = list(differences[:_MOST_WARNINGS])
+    lines = [*fed.data.doubts, *differences[:_MOST_WARNINGS]]
     more = len(differences) - _MOST_WARNINGS
     if more > 0:
         lines.append(f"{more} more differences between clients (fedskew data check)")

@@ -18,6 +18,7 @@ from fedskew.data.cells import (
     numbers_of,
     refuse_one_class,
 )
+from fedskew.data.class_spellings import refuse_other_spellings
 from fedskew.data.convert import Loose
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.fitting import Description, Moments, Request, Silos
@@ -48,7 +49,7 @@ class ArraySilo:
             )
         arrays = read_npz(path)
         target = options["target"]
-        loose = list(loose_parts(name, path, arrays, target).values())
+        loose = list(loose_parts(name, path, arrays, target, options["labels"]).values())
         if len(loose) == 1:
             refuse_windows(path, arrays)
         elif loose[1].x.shape[1:] != loose[0].x.shape[1:]:
@@ -136,7 +137,7 @@ def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
         if not np.isfinite([offset, deviation]).all():
             raise FedskewError(f"{name}: x holds numbers too large to add up: scale them")
         factor = factor_of(deviation)
-    label = Label((LABEL,), request.target, _names(name, described, request.target))
+    label = Label((LABEL,), request.target, _names(name, described, request))
     return Scaling(shape, tuple(offset.tolist()), tuple(factor.tolist()), label)
 
 
@@ -158,10 +159,12 @@ def _one_shape(name: str, described: Sequence[Description]) -> tuple[int, ...]:
     return first.shape
 
 
-def _names(name: str, described: Sequence[Description], target: Target) -> tuple[str, ...]:
+def _names(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
     """Return the names of the classes of all silos, or of the labels, of which all have the same."""
-    if target == "class":
-        names = names_in_order(one.classes for one in described)
+    if request.target == "class":
+        own = {one.name: one.classes for one in described}
+        refuse_other_spellings(name, LABEL, own, request.labels)
+        names = names_in_order(own.values())
         refuse_one_class(name, LABEL, names)
         return names
     first = described[0]

@@ -11,7 +11,9 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.differences import differences
+from fedskew.data.duplicates import duplicates_sentence
 from fedskew.data.fitting import ColumnFacts, Description, Moments
+from fedskew.data.readers.windows import split_series
 from fedskew.data.schema import Label, Numeric, Scaling, Schema, chunks
 from fedskew.data.targets import DEFAULT_BINS, Target
 
@@ -27,7 +29,8 @@ class Arrays:
     ``test`` is the published test part or the split to draw. ``scaled`` marks the entries of the second axis (columns
     of a table, channels of an image or signal) that are standardised; None: none. ``full_scale`` is the number that
     becomes 1. With ``silos`` the groups are clients: each holds out rows for itself, and the standardisation is fitted
-    on what they can tell.
+    on what they can tell. With ``whole_groups`` rows of one group overlap (windows of one person), so that a split
+    holds out whole groups. ``counted`` says that rows which are there twice are counted, as in a user's own files.
     """
 
     train: Rows
@@ -39,9 +42,20 @@ class Arrays:
     scaled: NDArray[np.bool_] | None = None
     full_scale: float = 1.0
     silos: bool = False
+    whole_groups: bool = False
+    counted: bool = False
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the standardisation on the training rows, and convert."""
+        data = self._built(name, validation)
+        if not self.counted:
+            return data
+        sentence = duplicates_sentence(data)
+        if not sentence:
+            return data
+        return replace(data, doubts=(sentence,))
+
+    def _built(self, name: str, validation: Split | None) -> Dataset:
         train, test, held = self.parted(name, validation)
         offset, factor = self._fit(train)
         if self.scaled is not None:
@@ -121,6 +135,9 @@ class Arrays:
 
     def _set_aside(self, name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
         """Return the rows that are kept and those held out, of each client for itself or of all."""
+        if self.whole_groups:
+            kept, held = split_series(name, np.arange(len(part)), part.group, split)
+            return part.take(kept), part.take(held)
         if not self.silos:
             kept, held = split.rows(name, part.strata)
             return part.take(kept), part.take(held)
@@ -148,6 +165,8 @@ class Arrays:
     def _split_notes(self, target: Target) -> tuple[str, ...]:
         if not isinstance(self.test, Split):
             return ()
+        if self.whole_groups:
+            return (whole_groups_note(self.test),)
         note = split_note(self.test, target)
         if self.silos:
             note += ", by each client for itself"
@@ -207,6 +226,14 @@ def split_note(split: Split, target: Target = "class") -> str:
     }[target]
     held = f"a {split.share:g} share held out for test, in proportion within {within}"
     return f"no published split: {held}, seed {split.seed}"
+
+
+def whole_groups_note(split: Split) -> str:
+    """What a user should know about a split by groups, whose rows overlap."""
+    return (
+        f"no published split: whole groups (a share of about {split.share:g}) held out for test, seed {split.seed}, as "
+        "rows of one group overlap"
+    )
 
 
 def moments(*parts: Numbers) -> tuple[Floats, Floats]:

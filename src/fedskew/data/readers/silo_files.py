@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -13,21 +13,52 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz, reading
 from fedskew.core.registry import AtLeastOne, NonNegative
 from fedskew.data.cells import label_columns, need_column
+from fedskew.data.class_spellings import AS_IS, refuse_other_spellings, with_classes
 from fedskew.data.convert import Loose, client_parts, part_from
 from fedskew.data.dataset import Rows, Split, datasets
+from fedskew.data.dates import AsNumbers
+from fedskew.data.duplicates import Duplicates
 from fedskew.data.readers.arrays import Arrays, everything
+from fedskew.data.readers.csv_format import (
+    AS_RECOGNISED,
+    OPTIONS,
+    CsvFormat,
+    DecimalSign,
+    Separator,
+    ThousandsSign,
+    file_and_format,
+    format_from,
+)
 from fedskew.data.readers.table import SiloTables, Table
-from fedskew.data.readers.user_files import Separator, column_names, pick, read_table, texts_of
+from fedskew.data.readers.user_files import column_names, pick, read_table, texts_of
 from fedskew.data.source import TestShare
 from fedskew.data.targets import Target
 
 if TYPE_CHECKING:
     from fedskew.data.cells import Frame
 
+
+class SiloFile(NamedTuple):
+    """A file of a client, and how it is written, as far as that is given."""
+
+    path: Path
+    written: CsvFormat = AS_RECOGNISED
+
+
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz")
 TEST = "-test"  # after the name of a client: its own test rows
 RECORD = "split.json"  # of a folder that fedskew split wrote
-_RECORDED = ("drop", "categorical", "standardize", "max_categories", "separator", "target")
+_OF_TABLES = (
+    "categorical",
+    "standardize",
+    "max_categories",
+    "target",
+    "labels",
+    "keep",
+    "dates",
+    "duplicates",
+)
+_RECORDED = ("drop", *OPTIONS, *_OF_TABLES)
 
 
 @datasets.register("silos")
@@ -43,8 +74,15 @@ def silos(
     max_categories: Annotated[int, AtLeastOne] = 64,
     window: Annotated[int, NonNegative] = 0,
     stride: Annotated[int, NonNegative] = 0,
-    separator: Separator = "comma",
+    separator: Separator | None = None,
+    decimal: DecimalSign | None = None,
+    thousands: ThousandsSign | None = None,
+    encoding: str | None = None,
     target: Target = "class",
+    labels: tuple[str, ...] = (),
+    keep: tuple[str, ...] = (),
+    dates: AsNumbers | None = None,
+    duplicates: Duplicates = "keep",
 ) -> SiloTables | Arrays:
     """Files of several clients, one client a file and named by it: CSV, Parquet or NPZ.
 
@@ -52,7 +90,8 @@ def silos(
     is fitted (categories, scales, medians) is fitted on the training rows of all, from counts and sums.
 
     Args:
-        paths: files, patterns (hospital_*.csv), a folder of files or one that fedskew split wrote, a+b+c
+        paths: files, patterns (hospital_*.csv), a folder of files or one that fedskew split wrote, a+b+c; how a file is
+            written may be said of it alone, b.csv:separator=semicolon:decimal=comma
         label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
         drop: columns that are not used, a+b+c
         categorical: columns to read as categories although they hold numbers, a+b+c
@@ -62,11 +101,17 @@ def silos(
         max_categories: most features of one text column; the rarest categories are pooled
         window: rows of one window of a time series, 0 for none; the end of each client's series is then its test part
         stride: rows from one window to the next, 0 for the length of the window
-        separator: character between the columns of a CSV file
+        separator: character between the columns of a CSV file; by default recognised
+        decimal: sign before the decimals of a number; by default recognised
+        thousands: sign between the thousands of a number; by default recognised
+        encoding: encoding of a CSV file; by default recognised (UTF-8, UTF-16, Latin-1)
         target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
+        labels: classes with their spellings, yes:Y:1+no:N:0, or as-is for classes as they are spelled
+        keep: columns that are features although they look like ids, dates or constants, a+b+c
+        dates: days for columns of dates as numbers of days; by default they are left out
+        duplicates: drop to leave out rows that equal an earlier one of their file in every column
     """
     record = _record(paths)
-    files = files_of(paths, record)
     recorded = record.get("data", {})
     options: dict[str, Any] = {
         "drop": drop,
@@ -74,18 +119,23 @@ def silos(
         "standardize": standardize,
         "max_categories": max_categories,
         "separator": separator,
+        "decimal": decimal,
+        "thousands": thousands,
+        "encoding": encoding,
         "target": target,
+        "labels": labels,
+        "keep": keep,
+        "dates": dates,
+        "duplicates": duplicates,
     }
-    options |= _recorded_options(recorded)
-    if recorded.get("group"):
-        # It says which client a row belongs to
-        options["drop"] = (*options["drop"], recorded["group"])
+    options = _with_recorded(options, record)
+    files = files_of(paths, record, format_from(options))
     label = label or recorded.get("label")
     common = None
     if record.get("test"):
-        common = Path(paths[0]).expanduser() / record["test"]
+        common = SiloFile(Path(paths[0]).expanduser() / record["test"], format_from(options))
     split = Split("test", test, split_seed)
-    if all(map(is_arrays, files.values())):
+    if all(is_arrays(file.path) for file in files.values()):
         return _arrays(files, common, split, options, record)
     if label is None:
         raise FedskewError(f"{', '.join(paths)}: label= is missing: the column with the class")
@@ -94,34 +144,35 @@ def silos(
     test_table = None
     own_test: Split | None = split
     if common is not None and not tests:
-        columns = column_names(common, options["separator"])
-        test_table = _read(common, columns, label, options)
+        test_table = _read(common, column_names(*common), label, options)
         own_test = None
+    own: dict[str, Any] = {"window": window, "stride": stride}
+    for name in _OF_TABLES:
+        own[name] = options[name]
     made = {}
     for client, frame in tables.items():
         if client not in tests:
-            made[client] = Table(
-                train=frame,
-                test=tables.get(client + TEST, own_test),
-                label=label,
-                standardize=options["standardize"],
-                categorical=options["categorical"],
-                max_categories=options["max_categories"],
-                window=window,
-                stride=stride,
-                target=options["target"],
-            )
+            tested = tables.get(client + TEST, own_test)
+            made[client] = Table(train=frame, test=tested, label=label, **own)
     return SiloTables(made, test_table)
 
 
-def _recorded_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which the rows of a split folder were read; lists of JSON are tuples again."""
-    options = {}
+def _with_recorded(given: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with those with which the rows of a split folder were read; lists of JSON are tuples again."""
+    options = dict(given)
+    if not record:
+        return options
+    recorded = record.get("data", {})
+    # Clients of one file may have other classes, and none in common
+    options["labels"] = given["labels"] or (AS_IS,)
     for name in _RECORDED:
         if name in recorded:
             options[name] = recorded[name]
             if isinstance(recorded[name], list):
                 options[name] = tuple(recorded[name])
+    if recorded.get("group"):
+        # It says which client a row belongs to
+        options["drop"] = (*options["drop"], recorded["group"])
     return options
 
 
@@ -169,17 +220,25 @@ def _record(paths: tuple[str, ...]) -> dict[str, Any]:
         return record
 
 
-def files_of(paths: Iterable[str], record: Mapping[str, Any] | None = None) -> dict[str, Path]:
-    """Return the files by the names of their clients, in their order; ``record`` is that of a split folder."""
-    found: dict[str, Path] = {}
+def files_of(
+    paths: Iterable[str],
+    record: Mapping[str, Any] | None = None,
+    written: CsvFormat = AS_RECOGNISED,
+) -> dict[str, SiloFile]:
+    """Return the files by the names of their clients, in their order; ``record`` is that of a split folder.
+
+    ``written`` is how files are written of which nothing else is said.
+    """
+    found: dict[str, SiloFile] = {}
     for path in paths:
-        for file in _expanded(path, record or {}):
+        place, own = file_and_format(path, written)
+        for file in _expanded(place, record or {}):
             name = _name(file)
-            if name in found and found[name] != file:
+            if name in found and found[name].path != file:
                 raise FedskewError(
-                    f"{found[name]} and {file} both name the client {name!r}: rename one of them"
+                    f"{found[name].path} and {file} both name the client {name!r}: rename one of them"
                 )
-            found[name] = file
+            found[name] = SiloFile(file, own)
     return dict(sorted(found.items()))
 
 
@@ -234,43 +293,44 @@ def _tests(names: Iterable[str]) -> set[str]:
 
 
 def _tables(
-    files: Mapping[str, Path], label: str, options: Mapping[str, Any]
+    files: Mapping[str, SiloFile], label: str, options: Mapping[str, Any]
 ) -> "dict[str, Frame]":
-    for path in files.values():
-        if is_arrays(path):
+    for file in files.values():
+        if is_arrays(file.path):
             raise FedskewError(
-                f"{path} holds arrays, and other files tables: give files of one kind"
+                f"{file.path} holds arrays, and other files tables: give files of one kind"
             )
     columns = {}
     every: dict[str, None] = {}
-    for name, path in files.items():
-        columns[name] = column_names(path, options["separator"])
+    for name, file in files.items():
+        columns[name] = column_names(file.path, file.written)
         every |= dict.fromkeys(columns[name])
     for column in options["drop"]:
         need_column("all files", column, every)
     tables = {}
-    for name, path in files.items():
+    for name, file in files.items():
         for column in label_columns(label, options["target"]):
-            need_column(str(path), column, columns[name])
-        tables[name] = _read(path, columns[name], label, options)
+            need_column(str(file.path), column, columns[name])
+        tables[name] = _read(file, columns[name], label, options)
     return tables
 
 
-def _read(path: Path, columns: list[str], label: str, options: Mapping[str, Any]) -> "Frame":
+def _read(file: SiloFile, columns: list[str], label: str, options: Mapping[str, Any]) -> "Frame":
     """Read a table without the columns to drop, of which it need not have all."""
     dropped = [column for column in options["drop"] if column in columns]
     texts = texts_of(label, options["target"], options["categorical"])
-    return read_table(path, dropped, options["separator"], texts=texts)
+    return read_table(file.path, dropped, file.written, texts=texts)
 
 
 def _arrays(
-    files: Mapping[str, Path],
-    common: Path | None,
+    files: Mapping[str, SiloFile],
+    common: SiloFile | None,
     split: Split,
     options: Mapping[str, Any],
     record: Mapping[str, Any],
 ) -> Arrays:
     """Return the arrays of all clients as one, with the client as the group of a row."""
+    _refuse_table_options(files, options)
     target: Target = options["target"]
     standardize = options["standardize"]
     known_classes: tuple[str, ...] = ()
@@ -280,7 +340,10 @@ def _arrays(
         standardize = False
         known_classes = tuple(record["classes"])
         features = tuple(record["features"])
-    loose = _loose(files, common, target)
+    loose = _loose(files, common, target, options["labels"])
+    if target == "class" and not known_classes:
+        own = {name: part.y["0"].dropna().unique().tolist() for name, part in loose.items()}
+        refuse_other_spellings("silos", "y", own, options["labels"])
     rows, classes = client_parts("silos", loose, target, known_classes)
     tests = _tests(files)
     clients = [name for name in files if name not in tests]
@@ -291,18 +354,47 @@ def _arrays(
     scaled = None
     if standardize:
         scaled = everything(train.x)
-    return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
+    return Arrays(
+        train,
+        test,
+        classes,
+        tuple(clients),
+        features,
+        scaled=scaled,
+        silos=True,
+        counted=record.get("files") != "arrays",
+    )
 
 
-def _loose(files: Mapping[str, Path], common: Path | None, target: Target) -> dict[str, Loose]:
+def _refuse_table_options(files: Mapping[str, SiloFile], options: Mapping[str, Any]) -> None:
+    """Raise an error for options that arrays, which have no named columns, do not take."""
+    asked = {
+        "keep": options["keep"],
+        "dates": options["dates"],
+        "duplicates": options["duplicates"] == "drop",
+    }
+    for name, value in asked.items():
+        if value:
+            path = next(iter(files.values())).path
+            raise FedskewError(
+                f"{path} holds arrays, and {name}= is an option of tables: leave it out"
+            )
+
+
+def _loose(
+    files: Mapping[str, SiloFile],
+    common: SiloFile | None,
+    target: Target,
+    labels: tuple[str, ...],
+) -> dict[str, Loose]:
     """Return the rows of every client and its test rows, or the common test rows under the name ``TEST``."""
     tests = _tests(files)
     loose: dict[str, Loose] = {}
-    for name, path in files.items():
+    for name, (path, _) in files.items():
         arrays = read_npz(path)
         if not tests and common is None:
             refuse_windows(path, arrays)
-        loose |= loose_parts(name, path, arrays, target)
+        loose |= loose_parts(name, path, arrays, target, labels)
     tested = []
     untested = []
     for name in files:
@@ -313,10 +405,10 @@ def _loose(files: Mapping[str, Path], common: Path | None, target: Target) -> di
         else:
             untested.append(name)
     if common is not None and not tested:
-        loose[TEST] = part_from(str(common), pick(common, read_npz(common), "")[:2], target)
+        loose[TEST] = _part(common.path, read_npz(common.path), "", target, labels)
     elif tested and untested:
         raise FedskewError(
-            f"{files[untested[0]]} has no test rows, and {files[tested[0]]} has: give all of them, or none"
+            f"{files[untested[0]].path} has no test rows, and {files[tested[0]].path} has: give all of them, or none"
         )
     return loose
 
@@ -339,10 +431,20 @@ def refuse_windows(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def loose_parts(
-    name: str, path: Path, arrays: Mapping[str, Any], target: Target
+    name: str, path: Path, arrays: Mapping[str, Any], target: Target, labels: tuple[str, ...] = ()
 ) -> dict[str, Loose]:
     """Return the rows of a client's NPZ file by its name, and its test rows, if it has some."""
-    found = {name: part_from(str(path), pick(path, arrays, "")[:2], target)}
+    found = {name: _part(path, arrays, "", target, labels)}
     if "x_test" in arrays:
-        found[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
+        found[name + TEST] = _part(path, arrays, "_test", target, labels)
     return found
+
+
+def _part(
+    path: Path, arrays: Mapping[str, Any], ending: str, target: Target, labels: tuple[str, ...]
+) -> Loose:
+    """Return the rows of an NPZ file, with its classes by their names."""
+    part = part_from(str(path), pick(path, arrays, ending)[:2], target)
+    if target != "class":
+        return part
+    return replace(part, y={"0": with_classes(str(path), part.y["0"].rename("y"), labels)})

@@ -9,7 +9,6 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data.cells import (
-    DECIMAL_COMMAS,
     MISSING,
     OTHER,
     label_columns,
@@ -19,10 +18,15 @@ from fedskew.data.cells import (
     number_labels,
     numbers,
 )
+from fedskew.data.class_spellings import with_classes
 from fedskew.data.dataset import Dataset, Features, Rows, Split
+from fedskew.data.dates import AsNumbers, are_dates
 from fedskew.data.differences import differences
+from fedskew.data.duplicates import Duplicates, duplicates_sentence, first_of_each
 from fedskew.data.fitting import Description, Fitted, Request, fit
+from fedskew.data.left_out import left_out_sentence
 from fedskew.data.readers.arrays import split_note
+from fedskew.data.readers.csv_format import READ
 from fedskew.data.readers.windows import cut_windows, split_series
 from fedskew.data.schema import Categories, Numeric, Schema
 from fedskew.data.silo import LocalSilos, TableSilo
@@ -39,6 +43,10 @@ class Table:
     The label is one column with the class or (``target``) a number, or several columns of 0 and 1, ``a+b+c``.
     ``test`` is the published test table or the split to draw; with a ``window`` the split keeps series whole. None: the
     table of one of several clients has no test rows, as all have a common test table.
+
+    ``labels`` are the spellings of classes. Columns that are no features by what they hold are left out, but for those
+    in ``keep``; None: every column is one. ``dates`` says what becomes of dates, ``duplicates`` of rows that equal an
+    earlier one.
     """
 
     train: "Frame"
@@ -52,6 +60,10 @@ class Table:
     stride: int = 0
     notes: tuple[str, ...] = ()
     target: Target = "class"
+    labels: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None
+    dates: AsNumbers | None = None
+    duplicates: Duplicates = "keep"
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the schema on the training rows, and convert."""
@@ -79,19 +91,23 @@ class Table:
             standardize=self.standardize,
             window=self.window,
             stride=self.stride,
+            labels=self.labels,
+            keep=self.keep,
+            dates=self.dates,
             compared=compared,
         )
 
     def parted(self, where: str, client: str, validation: Split | None) -> "Parted":
         """Check the table, and draw which of its rows are for training, validation and test."""
-        frames = self._frames
-        self._check(where, frames)
+        self._check(where)
+        frames = tuple(self.prepared(where, frame) for frame in self._frames)
+        train = frames[0]
         group = None
         if self.group is not None:
-            numbered, _ = number_groups(where, f"column {self.group!r}", [self.train[self.group]])
+            numbered, _ = number_groups(where, f"column {self.group!r}", [train[self.group]])
             group = numbered[0]
         y = self._own_targets(where, frames, alone=not client)
-        kept = np.arange(len(self.train))
+        kept = np.arange(len(train))
         tested = held = None
         if isinstance(self.test, Split):
             kept, tested = self._set_aside(where, kept, y, group, self.test)
@@ -106,7 +122,34 @@ class Table:
             return (self.train,)
         return self.train, self.test
 
-    def _check(self, where: str, frames: "tuple[Frame, ...]") -> None:
+    def prepared(self, where: str, frame: "Frame") -> "Frame":
+        """Return a table with its classes by their names, and without rows that are there twice if so asked."""
+        if self.labels and self.target == "class":
+            frame = frame.assign(
+                **{self.label: with_classes(where, frame[self.label], self.labels)}
+            )
+        if self.duplicates == "drop":
+            frame = frame.iloc[self.rows_kept(frame)].reset_index(drop=True)
+        return frame
+
+    def rows_kept(self, frame: "Frame") -> Ints:
+        """Return the numbers of the rows of a table that are used."""
+        if self.duplicates == "keep":
+            return np.arange(len(frame))
+        return first_of_each(frame)
+
+    def days(self, frame: "Frame") -> frozenset[str]:
+        """Return the columns of dates that become numbers of days."""
+        if self.dates is None:
+            return frozenset()
+        others = {*self.targets, self.group, *self.categorical, *(self.keep or ())}
+        titles = []
+        for title in frame.columns:
+            if title not in others and are_dates(frame[title]):
+                titles.append(str(title))
+        return frozenset(titles)
+
+    def _check(self, where: str) -> None:
         """Raise an error for a column that is missing, an empty table, or options that exclude each other."""
         named = list(self.targets)
         if self.group:
@@ -118,7 +161,11 @@ class Table:
                 f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
                 "none: leave one of them out"
             )
-        for frame in frames:
+        if self.window and self.duplicates == "drop":
+            raise FedskewError(
+                f"{where}: duplicates=drop would tear windows of window={self.window} rows apart: leave one of them out"
+            )
+        for frame in self._frames:
             self._check_frame(where, frame)
         if all(column in named for column in self.train.columns):
             raise FedskewError(f"{where}: no feature column is left beside the label and the group")
@@ -135,10 +182,10 @@ class Table:
     def _own_targets(self, where: str, frames: "tuple[Frame, ...]", alone: bool) -> Targets:
         """Return the training table's targets for a fair split; classes are numbered for this client alone."""
         if self.target == "labels":
-            return label_matrix(where, {column: self.train[column] for column in self.targets})
+            return label_matrix(where, {column: frames[0][column] for column in self.targets})
         what = f"column {self.label!r}"
         if self.target == "number":
-            return numbers(where, what, self.train[self.label])
+            return numbers(where, what, frames[0][self.label])
         columns = [frame[self.label] for frame in frames]
         if alone:
             numbered, _ = number_labels(where, what, columns)
@@ -199,9 +246,9 @@ class Parted:
     def silo(self) -> TableSilo:
         """Return what answers for the training rows."""
         left_out = (*self.table.targets, self.table.group)
-        return TableSilo(
-            self.client, self.frames[0], self.kept, left_out, self.frames[1:], self.where
-        )
+        frame = self.frames[0]
+        days = self.table.days(frame)
+        return TableSilo(self.client, frame, self.kept, left_out, self.frames[1:], self.where, days)
 
     def rows(self, schema: Schema, groups: "list[Ints | None]") -> dict[str, Rows]:
         """Return the rows of each part."""
@@ -233,7 +280,8 @@ def _build(
     several = bool(parts[0].client)
     silos = LocalSilos([part.silo for part in parts])
     fitted = fit(name, silos, table.request(several))
-    return _converted(name, parts, groups, group_names, fitted, test)
+    data = _converted(name, parts, groups, group_names, fitted, test)
+    return replace(data, doubts=_doubts(parts, fitted, data, test))
 
 
 def _converted(
@@ -249,6 +297,7 @@ def _converted(
     schema = fitted.schema
     rows = _joined_rows(parts, groups, schema)
     if test is not None:
+        test = table.prepared("the test table", test)
         schema.check("the test table", test)
         rows["test"] = Rows(schema.encode(test), schema.label.encode("the test table", test))
     if table.standardize:
@@ -273,6 +322,46 @@ def _converted(
         silos=described,
         schema=schema,
     )
+
+
+def _doubts(
+    parts: "Sequence[Parted]", fitted: Fitted, data: Dataset, test: "Frame | None"
+) -> tuple[str, ...]:
+    """Return what a user should know of how these files were read, a sentence each."""
+    table = parts[0].table
+    frames: list[Frame] = []
+    for part in parts:
+        frames.extend(part.frames)
+    if test is not None:
+        frames.append(test)
+    found = [*read_sentences(frames), left_out_sentence(fitted.left_out)]
+    if table.keep is not None:
+        found.append(_duplicates(data, table))
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _duplicates(data: Dataset, table: Table) -> str:
+    """Return which rows are there twice, and what to do about it."""
+    sentence = duplicates_sentence(data)
+    if sentence and table.duplicates == "keep" and not table.window:
+        sentence += ": duplicates=drop leaves out what a file has twice"
+    return sentence
+
+
+def read_sentences(frames: "Sequence[Frame]") -> list[str]:
+    """Return what was recognised in the files of these tables; files that are written alike are named together."""
+    names: dict[str, list[str]] = {}
+    for frame in frames:
+        file = frame.attrs.get(READ)
+        if file is not None and file.said:
+            names.setdefault(file.said, []).append(file.name)
+    sentences = []
+    for said, files in names.items():
+        listed = ", ".join(files[:5])
+        if len(files) > 5:
+            listed += f" and {len(files) - 5} more files"
+        sentences.append(f"{listed}: {said}")
+    return sentences
 
 
 def _joined_rows(
@@ -310,13 +399,8 @@ def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, .
             f"{len(numeric)} numeric columns standardised with the mean and deviation of the training rows"
         )
     frames: list[Frame] = []
-    commas: dict[str, None] = {}
     for part in parts:
         frames.extend(part.frames)
-        for frame in part.frames:
-            commas |= dict.fromkeys(frame.attrs.get(DECIMAL_COMMAS, ()))
-    if commas:
-        notes.append(f"decimal commas in {', '.join(commas)}: read as numbers")
     for column in schema.columns:
         if isinstance(column, Categories) and column.pooled:
             notes.append(

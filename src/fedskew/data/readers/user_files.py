@@ -1,33 +1,49 @@
 """Readers of the user's own files: CSV, Parquet and NPZ (folders of images are in image_folders.py)."""
 
-import csv as text_table
-import io
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpacked_limit
 from fedskew.core.registry import AtLeastOne, NonNegative
-from fedskew.data.cells import label_columns, need_column, with_decimal_commas
+from fedskew.data.cells import label_columns, need_column
 from fedskew.data.convert import part_from, split_parts
 from fedskew.data.dataset import Rows, Split, datasets
+from fedskew.data.dates import AsNumbers
+from fedskew.data.duplicates import Duplicates
 from fedskew.data.readers.arrays import Arrays, everything
+from fedskew.data.readers.csv_format import (
+    AS_RECOGNISED,
+    READ,
+    SIGNS,
+    CsvFormat,
+    DecimalSign,
+    ReadFile,
+    Separator,
+    ThousandsSign,
+    file_and_format,
+    format_note,
+    header_of,
+    last_lines,
+    recognised,
+    sign_of,
+)
 from fedskew.data.readers.table import Table
+from fedskew.data.readers.written_numbers import with_numbers
 from fedskew.data.source import TestShare
 from fedskew.data.targets import Target
 
 if TYPE_CHECKING:
     from fedskew.data.cells import Frame
 
-Separator = Literal["comma", "semicolon", "tab", "space"]
 _MOST_COLUMNS = 100_000
-_SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " "}
 
 
 @datasets.register("csv")
@@ -46,8 +62,15 @@ def table(
     max_categories: Annotated[int, AtLeastOne] = 64,
     window: Annotated[int, NonNegative] = 0,
     stride: Annotated[int, NonNegative] = 0,
-    separator: Separator = "comma",
+    separator: Separator | None = None,
+    decimal: DecimalSign | None = None,
+    thousands: ThousandsSign | None = None,
+    encoding: str | None = None,
     target: Target = "class",
+    labels: tuple[str, ...] = (),
+    keep: tuple[str, ...] = (),
+    dates: AsNumbers | None = None,
+    duplicates: Duplicates = "keep",
 ) -> Table:
     """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
 
@@ -68,14 +91,24 @@ def table(
         window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or divides the
             series once
         stride: rows from one window to the next, 0 for the length of the window
-        separator: character between the columns of a CSV file
+        separator: character between the columns of a CSV file; by default recognised
+        decimal: sign before the decimals of a number; by default recognised
+        thousands: sign between the thousands of a number; by default recognised
+        encoding: encoding of a CSV file; by default recognised (UTF-8, UTF-16, Latin-1)
         target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
+        labels: classes with their spellings, yes:Y:1+no:N:0, or as-is for classes as they are spelled
+        keep: columns that are features although they look like ids, dates or constants, a+b+c
+        dates: days for columns of dates as numbers of days; by default they are left out
+        duplicates: drop to leave out rows that equal an earlier one of their file in every column
     """
+
+    common = CsvFormat(separator, decimal, thousands, encoding)
 
     def read(file: str) -> "Frame":
         named = (*label_columns(label, target), group)
         texts = texts_of(label, target, categorical, group)
-        return read_table(Path(file).expanduser(), drop, separator, named, texts)
+        place, written = file_and_format(file, common)
+        return read_table(Path(place).expanduser(), drop, written, named, texts)
 
     train = read(path)
     tested: Frame | Split = Split("test", test, split_seed)
@@ -92,6 +125,10 @@ def table(
         window=window,
         stride=stride,
         target=target,
+        labels=labels,
+        keep=keep,
+        dates=dates,
+        duplicates=duplicates,
     )
 
 
@@ -133,34 +170,45 @@ def npz(
     scaled = None
     if standardize:
         scaled = everything(train.x)
-    return Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled)
+    return Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled, counted=True)
 
 
 def read_table(
     path: Path,
     drop: Iterable[str] = (),
-    separator: Separator = "comma",
+    written: CsvFormat = AS_RECOGNISED,
     named: Iterable[str | None] = (),
     texts: Iterable[str | None] = (),
 ) -> "Frame":
     """Read a CSV or Parquet file, recognised by its first bytes, without the dropped columns.
 
     Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are
-    not used. Numbers with a decimal comma are recognised in a CSV file, except in columns that are ``texts``: the
-    group, the class and categories.
+    not used. How a CSV file is ``written`` is recognised where it is not given, and what was recognised is among the
+    ``attrs`` of the table. Columns that are ``texts`` hold no numbers: the group, the class and categories.
     """
     with reading(path), path.open("rb") as file:
         start = file.read(4)
     if start == b"PAR1":
         frame = read_parquet(path, drop, named)
     else:
-        frame = read_csv(path, drop, separator)
-        left_out = {title for title in texts if title is not None}
-        frame = with_decimal_commas(
-            str(path), frame, left_out, partial(_columns_as_text, path, separator)
-        )
+        frame = _read_written(path, drop, written, texts)
     if not len(frame):
         raise FedskewError(f"{path} has no rows")
+    return frame
+
+
+def _read_written(
+    path: Path, drop: Iterable[str], given: CsvFormat, texts: Iterable[str | None]
+) -> "Frame":
+    """Read a CSV file, and tell in the ``attrs`` of the table how it is written."""
+    written = recognised(path, given)
+    frame = read_csv(path, drop, written)
+    left_out = {title for title in texts if title is not None}
+    as_text = partial(_columns_as_text, path, written)
+    frame, way, sentence = with_numbers(str(path), frame, written, left_out, as_text)
+    found = replace(written, decimal=way.decimal, thousands=way.thousands)
+    said = [text for text in (format_note(given, written), sentence) if text]
+    frame.attrs[READ] = ReadFile(path.name, found, "; ".join(said))
     return frame
 
 
@@ -174,65 +222,64 @@ def texts_of(
     return texts
 
 
-def _columns_as_text(path: Path, separator: Separator, columns: list[str]) -> "Frame":
+def _columns_as_text(path: Path, written: CsvFormat, columns: list[str]) -> "Frame":
     """Read columns of a CSV file as they are written."""
     import pandas as pd
 
     with reading(path), open_unpacked(path) as file:
         return pd.read_csv(
-            file, sep=_SEPARATORS[separator], index_col=False, usecols=columns, dtype=str
+            file,
+            sep=sign_of(written),
+            encoding=written.encoding,
+            index_col=False,
+            usecols=columns,
+            dtype=str,
         )
 
 
-def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
+def read_csv(path: Path, drop: Iterable[str] = (), written: CsvFormat = AS_RECOGNISED) -> "Frame":
     """Read a CSV file with a header line, without the dropped columns."""
     import pandas as pd
 
-    sign = _SEPARATORS[separator]
-    _check_header(path, _csv_header(path, separator))
+    written = recognised(path, written)
+    _check_header(path, _csv_header(path, written))
     with reading(path), warnings.catch_warnings(), open_unpacked(path) as file:
         # More fields than the header has are otherwise cut away with a warning only.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            frame = pd.read_csv(file, sep=sign, index_col=False, low_memory=False)
+            frame = pd.read_csv(
+                file,
+                sep=sign_of(written),
+                encoding=written.encoding,
+                index_col=False,
+                low_memory=False,
+            )
         except pd.errors.EmptyDataError:
             raise FedskewError(f"{path} is empty") from None
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise FedskewError(f"{path} is not a regular table: {error}") from None
-    _refuse_short_end(path, sign, len(frame.columns))
+        except UnicodeDecodeError as error:
+            raise FedskewError(
+                f"{path} is no {written.encoding} text (byte {error.start}): say another encoding=, or convert it"
+            ) from None
+    _refuse_short_end(path, written, len(frame.columns))
     for column in drop:
         need_column(str(path), column, frame.columns)
     return frame.drop(columns=list(drop))
 
 
-def _csv_header(path: Path, separator: Separator) -> list[str]:
+def _csv_header(path: Path, written: CsvFormat) -> list[str]:
     """Return the names in the first line that is not empty; one name with other separators in it is refused."""
-    with reading(path), open_unpacked(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        try:
-            names = _first_line(text, _SEPARATORS[separator])
-        except text_table.Error as error:
-            raise FedskewError(
-                f"{path} has no header line that can be read ({error}): write the names of its columns"
-            ) from None
-    if not names:
-        raise FedskewError(f"{path} is empty")
+    names = header_of(path, written)
     if len(names) > 1:
         return names
     for other in ("comma", "semicolon", "tab"):
-        if _SEPARATORS[other] in names[0]:
+        if SIGNS[other] in names[0]:
             raise FedskewError(
-                f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write {separator}s"
+                f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write "
+                f"{written.separator}s"
             )
     return names
-
-
-def _first_line(text: Iterable[str], sign: str) -> list[str]:
-    """Return the fields of the first line that is not empty; none if there is no such line."""
-    for fields in text_table.reader(text, delimiter=sign):
-        if fields:
-            return fields
-    return []
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
@@ -246,18 +293,14 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             raise FedskewError(f"{path}: column {name!r} is there twice: rename one or take it out")
 
 
-def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
+def _refuse_short_end(path: Path, written: CsvFormat, columns: int) -> None:
     """Raise an error for a short last line, the sign of a truncated file, which would pass for missing values."""
     if path.suffix != ".csv":
         return  # a compressed file knows by itself that it was cut off
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - (1 << 16)))
-        # Of bytes: text has other signs that end a line, a table has not
-        lines = file.read().rstrip(b"\r\n").splitlines()
-    if len(lines) < 2 or b'"' in lines[-1]:
+    lines = last_lines(path, written.encoding or "utf-8")
+    if len(lines) < 2 or '"' in lines[-1]:
         return  # quotes may span lines, so the last one proves nothing
-    fields = lines[-1].count(sign.encode()) + 1
+    fields = lines[-1].count(sign_of(written)) + 1
     if fields < columns:
         raise FedskewError(
             f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again"
@@ -309,12 +352,12 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
     return file.read([field.name for field in kept])
 
 
-def column_names(path: Path, separator: Separator = "comma") -> list[str]:
+def column_names(path: Path, written: CsvFormat = AS_RECOGNISED) -> list[str]:
     """Return the names of a table's columns, without its rows."""
     with reading(path), path.open("rb") as file:
         start = file.read(4)
     if start != b"PAR1":
-        return _csv_header(path, separator)
+        return _csv_header(path, recognised(path, written))
     with reading(path):
         return list(_parquet().ParquetFile(path).schema_arrow.names)
 
