@@ -71,10 +71,23 @@ def test_training_rows_alone(data_root: Path) -> None:
         load("uci-har")
     data = load("uci-har:part=train,test=0.5,split_seed=2")
     assert (len(data.train), len(data.test)) == (6, 6)
-    assert sorted(data.train.y) == list(range(6))
     assert data.groups == ("1", "3")
-    assert any("overlap" in note for note in data.notes)
-    assert any("seed 2" in note for note in data.notes)
+    assert data.train.group is not None
+    assert data.test.group is not None
+    assert set(data.train.group.tolist()).isdisjoint(data.test.group.tolist())
+    assert any("whole groups" in note and "seed 2" in note for note in data.notes)
+    mixed = load("uci-har:part=train,test=0.5,split_seed=2,split=random")
+    assert sorted(mixed.train.y) == list(range(6))
+    assert any("overlap" in note for note in mixed.notes)
+
+
+def test_validation_windows_are_those_of_other_subjects(data_root: Path) -> None:
+    write_har(data_root)
+    data = load("uci-har", validation=0.5)
+    assert data.validation is not None
+    assert data.validation.group is not None
+    assert data.train.group is not None
+    assert set(data.train.group.tolist()).isdisjoint(data.validation.group.tolist())
 
 
 def test_inertial_signals_from_text(data_root: Path) -> None:

@@ -62,7 +62,12 @@ def test_cifar10(states: dict[str, str]) -> None:
 
 def test_uci_har_training_rows(states: dict[str, str]) -> None:
     need(states, "uci-har", "present", "partly")
-    data = load("uci-har:part=train")
+    by_subject = load("uci-har:part=train")
+    assert by_subject.train.group is not None
+    assert by_subject.test.group is not None
+    subjects = by_subject.train.group.tolist()
+    assert set(subjects).isdisjoint(by_subject.test.group.tolist())
+    data = load("uci-har:part=train,split=random")
     assert (len(data.train), len(data.test), data.shape) == (5882, 1470, (561,))
     assert counts(data) == [1226, 1073, 986, 1286, 1374, 1407]
     assert len(data.groups) == 21

@@ -24,7 +24,7 @@ def har() -> Rows:
     states = {entry.name: entry.state for entry in listing()}
     if states["uci-har"] == "missing":  # the training part is enough
         pytest.skip("uci-har is missing: set FEDSKEW_DATA to a folder that has it")
-    return fedskew.load("uci-har:part=train").train
+    return fedskew.load("uci-har:part=train,split=random").train
 
 
 def blobs(count: int = 1_200, groups: int = 6) -> Rows:

@@ -30,10 +30,7 @@ _DOWNLOAD = Download(
     60_999_314,
     archive="UCI HAR Dataset.zip",
 )
-_OVERLAP = (
-    "the windows overlap by half, so a random split puts neighbours into both parts; "
-    "the published one is by subject"
-)
+_OVERLAP = "the windows overlap by half, so a random split puts neighbours into both parts: split=subject does not"
 
 
 def _files(part: str, *kinds: str) -> tuple[str, ...]:
@@ -54,6 +51,7 @@ def uci_har(
     standardize: bool = False,
     test: TestShare = 0.2,
     split_seed: int = 0,
+    split: Literal["subject", "random"] = "subject",
 ) -> Arrays:
     """Six activities from 561 smartphone features, 7,352 + 2,947 windows, with the subject as group.
 
@@ -62,14 +60,19 @@ def uci_har(
     Args:
         part: all for the published split by subject; train for the training rows alone, which are then split
         standardize: bring every feature to mean 0 and deviation 1
-        test: with part=train, share of the rows held out for test, in proportion within every class and subject
+        test: with part=train, share of the rows held out for test
         split_seed: with part=train, seed of the split
+        split: what is held out: whole subjects, as windows of one overlap, or random rows in proportion within every
+            class and subject
     """
     features = _feature_names(find("uci-har", f"{_FOLDER}/features.txt"))
     train = _rows("uci-har", "train", ("X",), len(features))
     scaled = None
     if standardize:
         scaled = np.ones(len(features), dtype=np.bool_)
+    notes: tuple[str, ...] = ()
+    if split == "random":
+        notes = (_OVERLAP,)
     if part == "train":
         assert train.group is not None
         present, group = np.unique(train.group, return_inverse=True)
@@ -80,7 +83,8 @@ def uci_har(
             groups=tuple(_SUBJECTS[number] for number in present),
             features=features,
             scaled=scaled,
-            notes=(_OVERLAP,),
+            notes=notes,
+            whole_groups=split == "subject",
         )
     hint = f", or use uci-har:part=train for a split of the {len(train)} training rows"
     tested = _rows("uci-har", "test", ("X",), len(features), hint)
@@ -91,6 +95,7 @@ def uci_har(
         groups=_SUBJECTS,
         features=features,
         scaled=scaled,
+        whole_groups=split == "subject",
     )
 
 
@@ -115,7 +120,9 @@ def uci_har_inertial() -> Arrays:
     else:
         train = _rows(name, "train", _SIGNALS, 128)
         test = _rows(name, "test", _SIGNALS, 128)
-    return Arrays(train, test, _ACTIVITIES, groups=_SUBJECTS, scaled=everything(train.x))
+    return Arrays(
+        train, test, _ACTIVITIES, groups=_SUBJECTS, scaled=everything(train.x), whole_groups=True
+    )
 
 
 def _rows(name: str, part: str, kinds: tuple[str, ...], width: int, otherwise: str = "") -> Rows:
