@@ -171,15 +171,15 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("content", "skew", "expected"),
     [
-        ("a,y\n" + "1,0\n1,1\n" * 20, "vop", "features are constant"),
+        ("a,y\n" + "1,0\n1,1\n" * 20, "vop", "no feature column is left: a (one value"),
         ("a,y\n" + "1,0\n2,0\n" * 20, "iid", "one class only"),
         ("a,y\n1,0\n2,1\n", "lds", "3 clients"),
         ("a,y\n" + "1,0\n2,\n" * 20, "iid", "missing in 20 rows"),
-        ("a,y\n" + ",0\n,1\n" * 20, "iid", "no value in any training row"),
+        ("a,y\n" + ",0\n,1\n" * 20, "iid", "no feature column is left: a (no value)"),
         (
             "a,b,y\n" + "".join(f"{k},name {k},{k % 2}\n" for k in range(100)),
             "iid",
-            "has 100 texts in 100 training rows",
+            "no feature column is left: a (a whole number of its own",
         ),
         ("a,y\n" + "1,0\n2,1\n" * 20 + "3", "iid", "cut off"),
         ("", "iid", "is empty"),
@@ -323,3 +323,20 @@ def test_help_of_both_needs_no_torch() -> None:
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_copies_are_said_and_dropped(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{k * k % 37}.5,{k % 2}\n" for k in range(30))
+    Path("my.csv").write_text("a,y\n" + rows * 2)
+    mine = "--data my.csv --label y --clients 2"
+    for command in (f"split {mine} --out kept", f"measure {mine}"):
+        assert fedskew(command, "iid") == 0
+        assert "training rows equal an earlier one" in capsys.readouterr().out
+    assert fedskew(f"split {mine} --duplicates drop --out dropped", "iid") == 0
+    assert "equal an earlier one" not in capsys.readouterr().out
+    lines = [path.read_text().splitlines()[1:] for path in Path("dropped").glob("client*.csv")]
+    assert sum(map(len, lines)) == len(set(rows.splitlines()))
+    assert fedskew(f"split {mine} --duplicates maybe --out other", "iid") == 2
+    assert "duplicates=maybe" in capsys.readouterr().err

@@ -167,10 +167,15 @@ def test_a_node_is_started_on_its_file(keys: Command, started: list[Any]):
 
 @pytest.mark.parametrize("sign", [";", "\t", " "])
 def test_a_node_takes_tables_with_other_separators(keys: Command, started: list[Any], sign: str):
-    """The experiment says which one it is, and a node knows no experiment when it starts."""
+    """The owner of a file learns how it is read when the node starts, and may say how it is written."""
     Path("a.csv").write_text(TABLE.replace(",", sign) + sign.join(["1,5", "red", "well"]) + "\n")
-    assert keys("node --data a.csv --server h:8000 --insecure --state s") == 0
-    assert len(started) == 1
+    with pytest.warns(UserWarning, match=r"a\.csv: .*s between its columns; decimal commas in age"):
+        assert keys("node --data a.csv --server h:8000 --insecure --state s") == 0
+    name = {";": "semicolon", "\t": "tab", " ": "space"}[sign]
+    command = f"node --data a.csv:separator={name} --server h:8000 --insecure --state t"
+    with pytest.warns(UserWarning, match="a\\.csv: decimal commas in age"):
+        assert keys(command) == 0
+    assert len(started) == 2
 
 
 def test_insecure_must_be_asked_for(

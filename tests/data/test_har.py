@@ -83,7 +83,7 @@ def test_training_rows_alone(data_root: Path) -> None:
 
 def test_validation_windows_are_those_of_other_subjects(data_root: Path) -> None:
     write_har(data_root)
-    data = load("uci-har", validation=0.5)
+    data = load("uci-har", validation=0.25)
     assert data.validation is not None
     assert data.validation.group is not None
     assert data.train.group is not None

@@ -375,6 +375,25 @@ def test_arrays_have_no_gaps():
             checked_description(replace(honest, columns={"0": odd}), request)
 
 
+@pytest.mark.parametrize(
+    ("lie", "what"),
+    [
+        ({"distinct": 6}, "distinct"),
+        ({"distinct": 1}, "distinct"),
+        ({"distinct": -1}, "distinct"),
+        ({"whole": 1}, "whole"),
+        ({"whole": True, "low": 0.5}, "whole"),
+        ({"dates": "yes"}, "dates"),
+    ],
+)
+def test_facts_by_which_a_column_is_an_id_are_checked(lie: dict[str, Any], what: str):
+    facts = ColumnFacts("number", "1", 0, 1.0, 2.0, (1.0, 1.5, 2.0), distinct=3)
+    honest, request = Description("a", 5, {"x": facts}, {0: 5}), Request("y")
+    assert checked_description(honest, request) is honest
+    with pytest.raises(FedskewError, match=rf"a: column 'x': {what}: told"):
+        checked_description(replace(honest, columns={"x": replace(facts, **lie)}), request)
+
+
 @pytest.mark.parametrize("target", ["number", "labels"])
 def test_other_targets_have_no_classes(target: Any):
     facts = ColumnFacts("number", "1", 0, 1.0, 2.0, (1.0, 1.5, 2.0))

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from tests.deploy.silos import (
@@ -164,6 +165,62 @@ def test_tables_with_semicolons(tmp_path: Path):
         data="silos:label=outcome,separator=semicolon", model="logreg", **{**SETTINGS, "rounds": 1}
     )
     assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 1
+
+
+@pytest.mark.filterwarnings("ignore:left out, as they are no features")
+@pytest.mark.filterwarnings("ignore:hospital_.*csv")
+def test_nodes_read_files_and_leave_columns_out_as_one_place_does(tmp_path: Path):
+    """Each silo writes its table in its own way, with an id, dates and a constant."""
+    (tmp_path / "data").mkdir()
+    paths = write_silos(tmp_path / "data")
+    writings: list[dict[str, Any]] = [
+        {"sep": ","},
+        {"sep": ";", "decimal": ",", "encoding": "latin-1"},
+        {"sep": "\t", "encoding": "utf-16"},
+    ]
+    for path, writing in zip(paths, writings, strict=True):
+        frame = pd.read_csv(path)
+        days = 20240101 + np.arange(len(frame)) % 28
+        frame = frame.assign(case=np.arange(len(frame)), admitted=days, site="all", ä=frame["age"])
+        frame.to_csv(path, index=False, **writing)
+    silos = SilosInProcess(list(paths), tmp_path / "state")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **SETTINGS)
+    found = run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    expected = in_one_place(paths, "fedavg")
+    assert_same_run(found, expected)
+    assert found.pipeline == expected.pipeline
+    said = " ".join(found.summary["data_warnings"])
+    for title in ("case", "admitted", "site"):
+        assert title in said
+
+
+def test_spellings_of_classes_are_refused_by_nodes_too(tmp_path: Path):
+    paths = write_silos(tmp_path)
+    paths[1].write_text(paths[1].read_text().replace("sick", "Sick"))
+    silos = SilosInProcess(list(paths), tmp_path / "state")
+    settings = {**SETTINGS, "rounds": 1}
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **settings)
+    with pytest.raises(FedskewError, match=r"hospital_B has .*'Sick'.*labels=.*sick:Sick"):
+        run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    told = Experiment(data="silos:label=outcome,labels=sick+well", model="logreg", **settings)
+    run = run_on_nodes(Nodes(silos), 3, told, tmp_path / "told")
+    assert run.pipeline.label.classes == ("sick", "well")
+
+
+@pytest.mark.filterwarnings("ignore:hospital_.* lacks? column")
+def test_the_owner_of_a_file_says_how_it_is_written(tmp_path: Path):
+    paths = write_silos(tmp_path, numbers=False)
+    header, *lines = paths[0].read_text().splitlines()
+    odd = [header.replace(",", ";").replace("colour", "colour,shade")]
+    odd += [line.replace(",", ";").replace(";", ",x;", 1) for line in lines]
+    paths[0].write_text("\n".join(odd) + "\n")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 1})
+    silos = SilosInProcess(list(paths), tmp_path / "state")
+    with pytest.raises(FedskewError, match=r"hospital_A.*separator=comma or separator=semicolon"):
+        run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    told = [Path(f"{paths[0]}:separator=semicolon"), *paths[1:]]
+    silos = SilosInProcess(told, tmp_path / "state")
+    assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "told").rounds) == 1
 
 
 def test_a_silo_whose_rows_change_in_a_run_is_left_out(tmp_path: Path):

@@ -226,6 +226,34 @@ def test_weights_of_labels_leave_probabilities_as_they_are() -> None:
     assert "p(c)" in run.predict(frame, proba=True)
 
 
+def test_new_rows_may_be_written_in_another_way(
+    data: fs.Dataset, hospitals: Frames, tmp_path: Path
+) -> None:
+    run = fs.train(fs.split(data), "logreg", rounds=1, folder=False)
+    frame, path = hospitals["hospital_A"], tmp_path / "new.csv"
+    frame.to_csv(path, index=False)
+    expected = predict_file(run, path)
+    frame.to_csv(path, index=False, sep=";", decimal=",", encoding="utf-16")
+    with pytest.warns(UserWarning, match=r"new\.csv: semicolons.*utf-16.*decimal commas in"):
+        assert predict_file(run, path) == expected
+    said = Path(f"{path}:separator=semicolon:decimal=comma:encoding=utf-16")
+    with pytest.warns(UserWarning, match="decimal commas in"):
+        assert predict_file(run, said) == expected
+
+
+def test_dates_of_new_rows_become_days(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    days = pd.Series(pd.date_range("2024-01-01", periods=40)).dt.strftime("%Y-%m-%d")
+    frame = pd.DataFrame({"a": draw.normal(size=40), "seen": days, "y": np.arange(40) // 20})
+    fed = fs.split(fs.load(frame, label="y", dates="days"), "iid", clients=2)
+    run = fs.train(fed, "logreg", rounds=1, folder=False)
+    german = pd.to_datetime(days).dt.strftime("%d.%m.%Y")
+    found, expected = run.predict(frame.assign(seen=german)), run.predict(frame)
+    pd.testing.assert_frame_equal(found, expected)
+    with pytest.raises(FedskewError, match="column 'seen' holds a value that is no date"):
+        run.predict(frame.assign(seen="soon"))
+
+
 def test_a_label_may_be_called_row(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"a": np.arange(20.0), "row": np.arange(20) % 2, "sick": np.arange(20) // 10}

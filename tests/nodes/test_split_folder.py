@@ -349,6 +349,20 @@ def test_the_folder_says_how_it_was_made_and_how_unlike_the_clients_are(
     assert fs.Partition.load(tmp_path / "out/partition.npz") == fed.partition
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_split_without_copies_in_another_way_of_writing(tmp_path: Path, encoding: str) -> None:
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"a": draw.normal(5000, 900, 40).round(1), "y": np.arange(40) % 2})
+    table = pd.concat([table.iloc[:10], table], ignore_index=True)
+    table.to_csv(tmp_path / "my.csv", index=False, sep=";", decimal=",", encoding=encoding)
+    spec = f"{tmp_path}/my.csv:label=y,duplicates=drop,test=0.2"
+    fed = written(tmp_path / "out", spec, "iid", 3)
+    assert (len(fed.train), len(fed.test)) == (32, 8)
+    same(load_split(tmp_path / "out"), fed)
+    again = fs.load(f"{tmp_path}/out")
+    assert (len(again.train), again.classes) == (32, ("0", "1"))
+
+
 def test_the_same_split_twice_is_the_same_bytes(tmp_path: Path, csv: Path) -> None:
     for name in ("one", "two"):
         written(tmp_path / name, f"{csv}:label=y,drop=id", client_test=0.2)

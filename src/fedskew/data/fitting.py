@@ -89,7 +89,7 @@ class ColumnFacts:
     its categories; of a column of mostly different texts, which nobody should see, there is only how many. ``rare`` is
     how many categories of few rows are counted together as ``other``, by a silo that does not name them. ``distinct``
     is how many different numbers there are, ``whole`` whether all are whole, ``dates`` whether they are days of
-    dates.
+    dates; ``numerals`` is how many of the different texts are numbers.
     """
 
     kind: Kind
@@ -104,6 +104,7 @@ class ColumnFacts:
     distinct: int = 0
     whole: bool = False
     dates: bool = False
+    numerals: int = 0
 
     def without_rare(self) -> "ColumnFacts":
         """Return the facts without categories of fewer than ``FEWEST_ROWS`` rows: neither their names nor their rows.

@@ -50,6 +50,11 @@ class _Judged(NamedTuple):
         """Return whether nearly every row has a text of its own."""
         return self.facts.texts >= NEARLY_ALL * self.present
 
+    @property
+    def are_numbers(self) -> bool:
+        """Return whether most texts are numbers: some others are typing errors, which are refused."""
+        return 2 * self.facts.numerals > self.facts.texts
+
 
 def reason_to_leave_out(title: str, described: "Sequence[Description]", max_categories: int) -> str:
     """Return why a column is no feature; empty if it is one."""
@@ -91,6 +96,8 @@ def _rows(judged: Sequence[_Judged]) -> int:
 def _reason_of_texts(title: str, judged: Sequence[_Judged], max_categories: int) -> str:
     if _is_one_text(judged):
         return CONSTANT
+    if any(map(attrgetter("are_numbers"), judged)):
+        return ""
     rows = _rows(judged)
     own = all(map(attrgetter("has_own_texts"), judged))
     if own and (_is_named_id(title) or rows >= LEAST_ROWS):

@@ -14,6 +14,7 @@ from fedskew.data.cells import (
     categories,
     class_counts,
     finite,
+    is_number,
     is_numeric,
     is_text,
     odd_one,
@@ -134,14 +135,22 @@ class TableSilo:
                 counts[value] = count
         missing = int(column.isna().to_numpy()[self._rows].sum())
         texts = len(counts.keys() - {MISSING})
+        numerals = len(list(filter(is_number, counts)))
         if (
             request.compared
             and len(counts) > request.max_categories
             and 2 * len(counts) > len(self._rows)
         ):
             # Such as names of persons, which stay where they are
-            return ColumnFacts("text", "", missing, texts=texts)
-        return ColumnFacts("text", odd_one(column), missing, counts=counts, texts=texts)
+            return ColumnFacts("text", "", missing, texts=texts, numerals=numerals)
+        return ColumnFacts(
+            kind="text",
+            example=odd_one(column),
+            missing=missing,
+            counts=counts,
+            texts=texts,
+            numerals=numerals,
+        )
 
     def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
         """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""

@@ -61,6 +61,7 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     _check_whole(facts.missing, f"{what}: missing", 0, rows)
     _check_whole(facts.texts, f"{what}: texts", 0, rows)
     _check_whole(facts.rare, f"{what}: rare", 0, facts.texts)
+    _check_whole(facts.numerals, f"{what}: numerals", 0, facts.texts)
     _check_ends(facts, f"{what}: low and high", rows)
     _check_numbers(facts, what, rows)
     if facts.quartiles is not None:
