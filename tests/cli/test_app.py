@@ -131,6 +131,7 @@ def test_threads_follow_the_environment_and_are_written_down(
     assert config("run")["threads"] == used == (most or 5)
 
 
+@pytest.mark.filterwarnings("ignore:.*training rows equal an earlier one")
 def test_own_files_are_data(fedskew: Callable[[str], Any]) -> None:
     rows = "".join(f"{i % 7},{'left' if i % 3 else 'right'},p{i % 5},{i % 2}\n" for i in range(60))
     Path("my.csv").write_text("size,side,person,class\n" + rows)
@@ -245,6 +246,7 @@ def test_on_a_narrow_terminal_the_table_lies_on_its_side(
     assert "…" not in "".join(lines)
 
 
+@pytest.mark.filterwarnings("ignore:.*training rows equal an earlier one")
 def test_left_out_updates_are_told(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_no_value_of_a_row_is_in_any_message(
     assert str(run.folder).encode() not in b"".join(silos.sent)
 
 
+@pytest.mark.filterwarnings("ignore:.*training rows equal an earlier one")
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
 def test_nodes_may_join_in_any_order(tmp_path: Path, order: tuple[int, ...]):
     paths = write_silos(tmp_path, numbers=False)
