@@ -86,6 +86,17 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert (encoding in " ".join(data.doubts)) == (encoding != "utf-8-sig")
 
 
+def test_a_header_longer_than_the_sample(tmp_path: Path) -> None:
+    names = [f"gene_{n:06d}" for n in range(9_000)]
+    draw = np.random.default_rng(0)
+    lines = [";".join([*names, "y"])]
+    for row in range(10):
+        lines.append(";".join([*map(str, draw.integers(0, 9, len(names))), str(row % 2)]))
+    path = write(tmp_path / "t.csv", "\n".join(lines) + "\n")
+    data = fs.load(f"{path}:label=y,test=0.2,max_categories=2")
+    assert data.features[-1] == "gene_008999"
+
+
 def test_a_cut_off_file_in_utf_16_is_noticed(tmp_path: Path) -> None:
     content = patients(0).to_csv(index=False).encode("utf-16")
     (tmp_path / "t.csv").write_bytes(content[:-20])

@@ -19,7 +19,7 @@ ThousandsSign: TypeAlias = Literal["none", "comma", "point", "space", "apostroph
 
 SIGNS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "point": "."}
 _COMMON: tuple[Separator, ...] = ("comma", "semicolon", "tab")
-_SAMPLE = 1 << 16  # characters at the beginning of a file that show its separator
+_SAMPLE = 1 << 16  # characters, or bytes at the end, of a file that show how it is written
 _CHUNK = 1 << 20  # bytes decoded at a time
 # A sign of several bytes in UTF-8, of which Latin-1 would make a capital letter and a symbol
 _UTF8_SIGN = re.compile(
@@ -201,9 +201,15 @@ def _one_byte_encoding(path: Path) -> str:
 
 def header_of(path: Path, written: CsvFormat) -> list[str]:
     """Return the names in the first line that is not empty."""
-    for fields in _records(path, written.encoding or "utf-8", sign_of(written)):
-        return fields
-    raise FedskewError(f"{path} is empty")
+    try:
+        records = _records(path, written.encoding or "utf-8", sign_of(written))
+    except text_table.Error as error:
+        raise FedskewError(
+            f"{path} has no header line that can be read ({error}): write the names of its columns"
+        ) from None
+    if not records:
+        raise FedskewError(f"{path} is empty")
+    return records[0]
 
 
 def _recognised_separator(path: Path, encoding: str) -> Separator:
@@ -238,23 +244,20 @@ def _space_or_comma(path: Path, encoding: str) -> Separator:
 
 
 def _widths(path: Path, encoding: str, sign: str) -> list[int]:
-    """Return the numbers of fields of the first lines."""
-    return list(map(len, _records(path, encoding, sign)))
+    """Return the numbers of fields of the first lines; none if they cannot be divided so."""
+    try:
+        return list(map(len, _records(path, encoding, sign)))
+    except text_table.Error:  # a field too long to be one
+        return []
 
 
 def _records(path: Path, encoding: str, sign: str) -> list[list[str]]:
     """Return the fields of the first lines that are not empty, without one that the sample cuts off."""
     with reading(path), open_unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding=_with_mark(encoding), newline="")
-        sample = text.read(_SAMPLE)
-    complete = len(sample) < _SAMPLE
-    try:
-        lines = text_table.reader(io.StringIO(sample, newline=""), delimiter=sign)
-        records = list(filter(None, lines))
-    except text_table.Error as error:
-        raise FedskewError(
-            f"{path} has no header line that can be read ({error}): write the names of its columns"
-        ) from None
+        sample = text.readlines(_SAMPLE)  # whole lines, as a header may be longer
+        complete = not text.read(1)
+    records = list(filter(None, text_table.reader(sample, delimiter=sign)))
     if len(records) > 1 and not complete:
         records.pop()
     return records
