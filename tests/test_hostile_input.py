@@ -160,7 +160,7 @@ def test_a_parquet_index_is_a_column_where_it_is_asked_for() -> None:
     )
     assert load("label.parquet:label=y,keep=a+b").features == ("a", "b")
     assert load("group.parquet:label=y,group=who,keep=a+b").groups == ("0", "1", "2", "3")
-    assert load("group.parquet:label=y").features == ("a", "b")
+    assert load("group.parquet:label=y,keep=a+b").features == ("a", "b")
 
 
 def test_parquet_columns_of_one_name() -> None:
