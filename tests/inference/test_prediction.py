@@ -268,7 +268,7 @@ def test_a_label_may_be_called_row(tmp_path: Path) -> None:
 
 def test_no_text_is_a_formula_in_a_safe_file(tmp_path: Path) -> None:
     classes = np.array(["=cmd|' /C calc'!A0", "+1", "-1", "@x", "\tx", "fine"])
-    frame = pd.DataFrame({"a": np.arange(60.0), "kind": classes[np.arange(60) % 6]})
+    frame = pd.DataFrame({"a": np.linspace(0, 1, 60), "kind": classes[np.arange(60) % 6]})
     frame.to_csv(tmp_path / "new.csv", index=False)
     run = fs.train(
         fs.split(fs.load(frame, label="kind"), "iid", clients=2), "logreg", rounds=1, folder=False
