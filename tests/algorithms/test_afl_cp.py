@@ -132,6 +132,17 @@ def test_profile_by_hand():
     np.testing.assert_allclose(found["score"], score, atol=1e-15)
 
 
+def test_consistency_is_the_mean_over_completed_rounds():
+    alike = pool(agreement=np.array([3.0, 0.25, 2.0, 0.0, 0.0]))
+    found = AFLCP(consistency=3).client_selection.scores(alike)
+    # 3 of 4 rounds, 0.25 of the one that it completed of two, 2 of 4; the others have the mean of these three
+    consistency = [0.75, 0.25, 0.5, 0.5, 0.5]
+    np.testing.assert_allclose(found["consistency"], consistency, atol=1e-15)
+    parts = found["entropy"] + found["reliability"] + found["speed"] + 3 * found["consistency"]
+    np.testing.assert_allclose(found["score"], parts / 6, atol=1e-15)
+    assert "consistency" not in AFLCP().client_selection.scores(alike)
+
+
 def test_while_nobody_was_seen_all_are_reliable_and_quick():
     none = np.zeros(5, dtype=np.int64)
     found = AFLCP().client_selection.scores(

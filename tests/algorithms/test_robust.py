@@ -370,6 +370,23 @@ def test_below_the_quorum_neither_side_moves(desk):
     assert 0 < stood < 8
 
 
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [
+        ("fedavg", 1),
+        ("median", 1),
+        ("krum:attackers=1", 5),
+        ("krum:attackers=2", 7),
+        ("krum:attackers=1,keep=6", 6),
+        ("median + krum:attackers=1", 5),
+        ("clip:norm=1 + krum:attackers=2", 7),
+        ("trimmed-mean + clip:norm=1", 1),
+    ],
+)
+def test_a_rule_needs_the_updates_of_those_after_it(spec: str, least: int):
+    assert resolve(spec).aggregator.least_updates == least
+
+
 def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
     """Check that BatchNorm stays with its client under FedBN: Krum excludes three of four, and all keep their own."""
     settings = {"rounds": 1, "batch_size": 4}

@@ -1,5 +1,7 @@
 """The plan: every client's shuffles, batches and last batches, independent of the other clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -93,6 +95,25 @@ def test_the_address_decides_the_bits():
     assert not np.array_equal(base.order, draw(seed=7, round=4).order)
     one, other = (Plan.draw(0, 0, np.array([c]), size, size, np.array([1])).order for c in (0, 1))
     assert not np.array_equal(one, other)
+
+
+def test_a_probe_draws_batches_of_its_own():
+    training = draw()
+    probe = replace(training, purpose="probe")
+    assert probe.streams("probe") != probe.streams("batches")
+    assert not np.array_equal(probe.order[:9], training.order[:9])
+    assert probe.order.tolist() == plainly_shuffled(probe)
+
+
+def test_plans_of_different_clients_are_one_plan_whatever_their_epochs():
+    numbers = {"mu": np.array([0.1, 0.2, 0.3, 0.4])}
+    whole = replace(draw(), numbers=numbers)
+    parts = [whole.only(np.array(members)) for members in ([0], [1, 2], [3])]
+    joined = Plan.together(parts)
+    for name in ("clients", "sizes", "batch", "epochs", "order", "offsets", "steps"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name)), name
+    assert joined.epochs.tolist() == [2, 1, 3, 2]
+    assert joined.numbers["mu"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
 def test_first_positions_are_uniform():

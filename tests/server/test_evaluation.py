@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedskew.core.streams import Stream
 from fedskew.data.partition import Partition
 from fedskew.engine import inference
 from fedskew.engine.cost import measure_cost
@@ -239,6 +240,19 @@ def test_training_rows_are_a_fixed_sample(lab):
     assert whole.results[-1].round["train_loss"] == pytest.approx(loss, abs=1e-12)
     assert sampled.results[-1].round["train_loss"] != pytest.approx(loss, abs=1e-6)
     assert sampled.results[-1].round["train_loss"] == again.results[-1].round["train_loss"]
+
+
+def test_the_sample_is_of_the_rows_that_clients_have(lab):
+    rows = [np.array([20, 3, 11]), np.array([29, 8]), np.array([15, 1, 6, 25])]
+    fed = lab.federation(rows=rows)
+    training = lab.run(1, fed, "fedavg", BATCH_NORM, eval_rows=4, seed=5)
+    owned = np.concatenate(rows)
+    places = np.sort(Stream(5, "evaluation").sample(9, 4))
+    x, y = fed.train.x[owned[places]], fed.train.y[owned[places]]
+    losses, right = by_hand(training, training.state.model(), x, y)
+    line = training.results[0].round
+    assert line["train_loss"] == pytest.approx(losses.mean(), abs=1e-12)
+    assert line["train_accuracy"] == pytest.approx(right.mean())
 
 
 def test_evaluation_is_only_due_every_so_often_and_at_the_end(lab):

@@ -70,6 +70,7 @@ def test_equal_differences_have_an_interval_of_some_width() -> None:
         ([0.10, 0.11, 0.12], Rules(0.005), "better"),
         ([0.10, 0.11, 0.12], Rules(0.005, sign=-1), "worse"),
         ([-0.10, -0.11, -0.12], Rules(0.005), "worse"),
+        ([-0.10, -0.11, -0.12], Rules(0.005, sign=-1), "better"),
         ([0.001, -0.001, 0.0005], Rules(0.005), "equal"),
         ([0.0010, 0.0011, 0.0012], Rules(0.005), "equal"),  # although 0 is excluded
         ([0.0010, 0.0011, 0.0012], Rules(None), "better"),  # nothing may be called equal

@@ -335,6 +335,29 @@ def test_a_method_says_on_how_many_rows_clients_measure():
     assert plans[0].batch.tolist() == np.minimum([2, 3, 4, 5, 6], run.trained_on.sizes).tolist()
 
 
+def test_clients_measure_on_other_batches_than_they_train_on():
+    plans = {}
+
+    class Listening(Stacked):
+        def probe(self, job, start, plan, what):
+            plans["probe"] = plan
+            return super().probe(job, start, plan, what)
+
+        def train(self, job, start, plan):
+            plans["training"] = plan
+            return super().train(job, start, plan)
+
+    training(ProbingMore(), Listening()).advance()
+    trained = plans["training"]
+    measured = plans["probe"].only(trained.clients)  # all five measure, in order
+    assert measured.clients.tolist() == trained.clients.tolist()
+    for place, size in enumerate(trained.sizes):
+        of_probe = measured.only(np.array([place])).order
+        of_training = trained.only(np.array([place])).order[:size]
+        assert of_probe.tolist() != of_training.tolist()
+        assert sorted(of_probe) == sorted(of_training)
+
+
 def _by_rank(result) -> list:
     return sorted((line for line in result.clients if line["steps"]), key=lambda line: line["rank"])
 
