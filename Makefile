@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test test-fast draws coverage check docs bench lock dist-test clean
+.PHONY: run test test-fast draws coverage mutate check docs bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -28,6 +28,11 @@ draws: $(VENV)/.dev
 # Which lines no test runs; measuring takes half as long again.
 coverage: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --cov --cov-report=term --cov-fail-under=90
+
+# Does a test fail when the code has a mistake? A sample of small mistakes, another one with another seed.
+SEED := 0
+mutate: $(VENV)/.dev
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/python tools/mutate --seed $(SEED)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
