@@ -78,6 +78,14 @@ def test_padding_repeats_the_first_row_of_the_batch():
     assert (positions >= 0).all()
 
 
+def test_first_batches_are_those_of_the_table():
+    plan = draw()
+    first, sizes = plan.first()
+    positions, counts = plan.table()
+    assert sizes.tolist() == counts[0].tolist()
+    assert np.array_equal(first, positions[0])  # padding too
+
+
 @pytest.mark.parametrize("order", [(3, 1, 0, 2), (2, 0), (1,)])
 def test_a_client_does_not_depend_on_the_others(order: tuple[int, ...]):
     whole, alone, cut = draw(), draw(order=order), draw().only(np.array(order))
@@ -90,6 +98,7 @@ def test_a_client_does_not_depend_on_the_others(order: tuple[int, ...]):
 
 def test_the_address_decides_the_bits():
     base, size = draw(seed=7, round=3), np.array([50])
+    assert (base.seed, base.round) == (7, 3)
     assert np.array_equal(base.order, draw(seed=7, round=3).order)
     assert not np.array_equal(base.order, draw(seed=8, round=3).order)
     assert not np.array_equal(base.order, draw(seed=7, round=4).order)

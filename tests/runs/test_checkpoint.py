@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedskew.core.errors import FedskewError
 from fedskew.runs import checkpoint
-from fedskew.runs.checkpoint import Checkpoints
+from fedskew.runs.checkpoint import Checkpoints, OwnPart, own_part
 from fedskew.runs.folder import CHECKPOINTS, JOURNAL, RunFolder
 from fedskew.runs.runner import finished_files
 from fedskew.server.client_store import ClientStore
@@ -262,6 +262,17 @@ def test_a_crash_before_every_single_step(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("latest", "round"), [(None, 4), (5, 4), (4, 4), (3, 3), (1, 4)])
+def test_the_last_checkpoint_up_to_a_round(folder: Path, latest: int | None, round: int) -> None:
+    run(Trained("own"), folder, 4)
+    training = Trained("own")
+    Checkpoints(RunFolder(folder)).restore(training, latest=latest)  # type: ignore[arg-type]
+    assert training.round == round  # the last of all if there is none up to it
+    assert training.rounds() == oracle(round)
+    assert RunFolder(folder).checkpoints.rounds()[0] == round  # later ones are no longer its own
+
+
+@pytest.mark.usefixtures("small")
 def test_a_lost_checkpoint_begins_again_without_the_old_rows(folder: Path) -> None:
     run(Trained("own"), folder, 3)
     (folder / JOURNAL / "notes.txt").write_text("mine")
@@ -282,6 +293,50 @@ def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
     finished_files(RunFolder(folder), {}, {})
     assert restored(folder, "own").rounds() == oracle(4)
     assert stray.exists()
+
+
+# -- what a client has for itself --------------------------------------------------------------------------------------
+
+
+def finished(training: Trained, folder: Path, rounds: int = 4) -> RunFolder:
+    run(training, folder, rounds)
+    finished_files(RunFolder(folder), {}, {})
+    return RunFolder(folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_client_has_its_latest_row(folder: Path) -> None:
+    disk = finished(Trained("own"), folder)
+    for client, round in oracle(4).items():
+        part = own_part(disk, client)
+        assert part.kept is not None
+        assert part.kept["local"]["w"].tolist() == [client, *[round] * (FLOATS - 1)]
+    nobody = own_part(disk, 99)
+    assert nobody == OwnPart(frozenset({"w"}), None, frozenset({"w"}), personal=False, away=False)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_personal_model_is_beside_what_is_not_shared(folder: Path) -> None:
+    disk = finished(Trained("own", "personal"), folder)
+    client, round = next(iter(oracle(4).items()))
+    part = own_part(disk, client)
+    assert part.kept is not None
+    assert part.kept["local"]["w"].tolist() == [-client, *[-round] * (FLOATS - 1)]
+    assert (part.personal, part.unshared, part.away) == (True, frozenset({"w"}), False)
+
+
+class OnMachines(Trained):
+    """Clients keep what they have on machines of their own; the server knows names and versions alone."""
+
+    def checkpoint_without_stores(self) -> dict[str, torch.Tensor]:
+        away = {"away/own/head.bias": torch.zeros(0), "versions/0": torch.zeros(1)}
+        return {**super().checkpoint_without_stores(), **away}
+
+
+def test_what_is_on_the_clients_machines_is_known_by_name(folder: Path) -> None:
+    part = own_part(finished(OnMachines(), folder), 2)
+    names = frozenset({"head.bias"})
+    assert part == OwnPart(names, None, names, personal=False, away=True)
 
 
 # -- damages -----------------------------------------------------------------------------------------------------------

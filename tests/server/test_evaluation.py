@@ -192,6 +192,30 @@ def test_own_models_are_evaluated_in_stacks(lab, passes, monkeypatch):
             np.testing.assert_allclose(other[name], values, rtol=0, atol=1e-12)
 
 
+def test_a_stack_has_as_many_models_as_there_is_room_for(lab, monkeypatch):
+    training = lab.training(None, "fedavg", BATCH_NORM)
+    runner = evaluated_rows.ModelRunner(training.model, training.job.x)
+    each = measure_cost(training.model, training.job.x, 1).bytes_per_client
+    for room, bytes_ in ((3, 3 * each + 1), (2, 3 * each - 1), (1, 1)):
+        monkeypatch.setattr(evaluated_rows, "STACKED_BYTES", bytes_)
+        assert runner.room == room
+
+
+class LossesAlone:
+    row_metric = None
+
+
+def test_where_rows_have_no_score_there_are_losses_alone(monkeypatch):
+    rows = evaluated_rows.EvaluatedRows(None, LossesAlone(), None, None)
+    monkeypatch.setattr(rows, "of_own_models", lambda *_: (np.array([1.0]), np.array([2.0])))
+    common = (np.array([3.0]), np.array([4.0]))
+    found = rows.with_own(common, lambda client: {}, np.array([0]), [np.array([5])])
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "loss": [1.0],
+        "global_loss": [3.0],
+    }
+
+
 def test_convolutions_run_in_channels_last_layout(lab):
     """A layout changes the order of sums, and nothing else; the data and the given model stay as they are."""
     training = lab.run(1, lab.federation(shape=(2, 8, 8)), "fedavg", "cnn:width=4")

@@ -20,7 +20,7 @@ from mutants import Mutant, mutated
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/fedskew")
-MOST_SECONDS = 60.0  # of tests without a mistake that a mutant is given, by line
+MOST_SECONDS = 30.0  # of tests without a mistake that a mutant is given, by line
 PATIENCE = 5  # times as long as without a mistake
 GRACE = 20.0  # seconds that any mutant may take longer
 MEMORY = 8 * 2**30  # bytes that a mutant may use

@@ -23,7 +23,11 @@ ROOMS = (
     Room(("algorithms",), ("tests/algorithms", "tests/engine/test_probe.py")),
     Room(
         ("deploy/checks.py",),
-        ("tests/deploy/test_checks.py", "tests/deploy/test_lies.py"),
+        (
+            "tests/deploy/test_checked_answers.py",
+            "tests/deploy/test_checks.py",
+            "tests/deploy/test_lies.py",
+        ),
     ),
     Room(("engine/plan.py",), ("tests/engine/test_plan.py", "tests/engine/test_probe.py")),
     Room(
@@ -33,6 +37,8 @@ ROOMS = (
             "tests/runs/test_damage.py",
             "tests/runs/test_client_model.py",
             "tests/runs/test_resume.py",
+            "tests/inference/test_prediction.py",
+            "tests/study/test_side_by_side.py",
         ),
     ),
     Room(

@@ -239,8 +239,8 @@ class OwnPart:
     names: frozenset[str]
     kept: Tree | None
     unshared: frozenset[str]
-    personal: bool = False
-    away: bool = False
+    personal: bool
+    away: bool
 
 
 def final_checkpoint(disk: RunFolder) -> int:
