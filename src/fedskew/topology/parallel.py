@@ -218,7 +218,6 @@ class ParallelRounds:
             excluded=int(outcome.arrived.sum()) - valid,
             dropped=int(outcome.dropped.sum()),
             late=int(outcome.late.sum()) + missed,
-            bytes_down=assignment.others_down,
             bytes_up=assignment.others_up,
             metrics=metrics,
         )

@@ -77,7 +77,6 @@ class Assignment:
     bytes_up: Ints  # likewise, without the updates
     measured: Measured | None = None
     # Bytes beside the assignment: before the first round all clients report their profiles
-    others_down: int = 0
     others_up: int = 0
 
     def arrived(self) -> Plan:
