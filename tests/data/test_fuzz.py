@@ -2,7 +2,6 @@
 
 import importlib.util
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,10 @@ def test_a_damaged_file_is_read_or_refused(
     reader: tuple[Path, Callable[[], Any]], number: int
 ) -> None:
     place, read = reader
-    began = time.monotonic()
     with mutants.damaged(place, random.Random(number)):
         line = refusal(read)
     assert "\n" not in line
     assert len(line) < 2_000
-    assert time.monotonic() - began < 20
 
 
 def test_the_good_files_are_read(reader: tuple[Path, Callable[[], Any]]) -> None:

@@ -6,10 +6,10 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -194,22 +194,29 @@ def test_a_resumed_run_begins_with_its_earlier_rounds(fed: fs.Federation, tmp_pa
 def test_it_takes_a_small_share_of_the_time(
     fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[float] = []
+    clock = SimpleNamespace(now=0.0, sleep=lambda seconds: None)
+    clock.monotonic = lambda: clock.now
+    rounds: list[int] = []
+    made: list[int] = []
     real = live.run_content
 
     def slow(run: Any) -> Any:
-        made.append(time.monotonic())
-        time.sleep(0.05)
+        made.append(len(rounds))
+        clock.now += 0.5
         return real(run)
 
+    def tick(result: Any, of: int) -> None:
+        rounds.append(of)
+        clock.now += 1.0
+
+    monkeypatch.setattr(live, "time", clock)
     monkeypatch.setattr(live, "run_content", slow)
     monkeypatch.setattr(live, "_SHARE", 0.05)
+    monkeypatch.setattr(live, "_LAST", 0.0)
     with serving(True) as (page,):
-        began = time.monotonic()
-        fs.train(fed, "logreg", rounds=40, folder=tmp_path / "run", callbacks=[page])
-        took = time.monotonic() - began
-    # The first, the last, and one in 20 times the time that it takes
-    assert len(made) <= 2 + took / 1.0
+        fs.train(fed, "logreg", rounds=40, folder=tmp_path / "run", callbacks=[tick, page])
+    # The first, the last, and one in 20 times the half second that it takes
+    assert made == [1, 11, 21, 31, 40]
 
 
 def test_an_error_of_the_page_is_a_warning(

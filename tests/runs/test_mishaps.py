@@ -125,21 +125,22 @@ def test_after_a_signal_no_other_run_of_a_comparison_begins(
 
 def test_a_long_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     advance = Server.advance
+    ended = []
 
     def linger(training: Server) -> Any:
         result = advance(training)
         if training.round == 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
+        ended.append(training.round)
         return result
 
     monkeypatch.setattr(Server, "advance", linger)
     monkeypatch.setattr(runner, "GRACE", 0.2)
     fed = fs.split(fs.load("digits"), "iid", clients=3)
-    began = time.monotonic()
     with pytest.raises(Interrupted, match="resume with") as stopped:
         fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=1)
-    assert time.monotonic() - began < 30
+    assert ended == [1]
     assert stopped.value.code == 143
     assert RunFolder(tmp_path / "run").checkpoints.rounds() == [1]
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -152,7 +153,8 @@ def test_an_alarm_of_the_user_rings(monkeypatch: pytest.MonkeyPatch):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with runner.stopping():
-            time.sleep(0.2)
+            while not rung:
+                time.sleep(0.01)
         assert rung == [True]
         signal.setitimer(signal.ITIMER_REAL, 1000)
         with pytest.raises(KeyboardInterrupt), runner.stopping():
@@ -164,16 +166,18 @@ def test_an_alarm_of_the_user_rings(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_second_signal_gives_no_more_grace(monkeypatch: pytest.MonkeyPatch):
+    sent = []
+
     def insist() -> None:
-        for _ in range(100):
+        for number in range(100):
+            sent.append(number)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.3)
 
     monkeypatch.setattr(runner, "GRACE", 1.0)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), runner.stopping():
         insist()
-    assert time.monotonic() - began < 10
+    assert len(sent) < 100  # each of them would have begun the second anew
 
 
 def test_a_signal_that_nobody_looked_at_is_raised_in_the_end():
