@@ -387,6 +387,14 @@ def test_a_rule_needs_the_updates_of_those_after_it(spec: str, least: int):
     assert resolve(spec).aggregator.least_updates == least
 
 
+@pytest.mark.parametrize(
+    ("spec", "together"),
+    [("fedavg", False), ("scaffold", False), ("median", True), ("clip:norm=1", True)],
+)
+def test_only_rules_wait_for_all_updates_together(spec: str, together: bool):
+    assert resolve(spec).aggregator.needs_all is together
+
+
 def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
     """Check that BatchNorm stays with its client under FedBN: Krum excludes three of four, and all keep their own."""
     settings = {"rounds": 1, "batch_size": 4}

@@ -279,6 +279,33 @@ def test_the_sample_is_of_the_rows_that_clients_have(lab):
     assert line["train_accuracy"] == pytest.approx(right.mean())
 
 
+def test_the_confusion_of_the_test_rows(lab):
+    training = lab.run(1, None, "fedavg", BATCH_NORM)
+    outputs = functional_call(
+        training.model.eval(),
+        training.state.model(),
+        (torch.from_numpy(training.fed.test.x).double(),),
+    )
+    expected = np.zeros((3, 3), dtype=int)
+    for true, predicted in zip(training.fed.test.y, outputs.argmax(1).tolist(), strict=True):
+        expected[true, predicted] += 1
+    assert training.scorer.confusion().tolist() == expected.tolist()
+
+
+def test_clients_have_their_names_at_the_end_and_in_every_round(lab):
+    fed = lab.federation((4, 3))
+    group = np.repeat([1, 0], [4, 3])
+    rows = replace(fed.train, group=group)
+    named = replace(fed, data=replace(fed.data, train=rows, groups=("north", "south")))
+    training = lab.run(1, named, "fedavg", BATCH_NORM)
+    final = training.final_clients().table
+    assert [(line["client"], line["name"]) for line in final] == [(0, "south"), (1, "north")]
+    assert [line["name"] for line in training.results[0].clients] == ["south", "north"]
+    plain = lab.run(1, fed, "fedavg", BATCH_NORM)
+    assert "name" not in plain.final_clients().table[0]
+    assert "name" not in plain.results[0].clients[0]
+
+
 def test_evaluation_is_only_due_every_so_often_and_at_the_end(lab):
     training = lab.run(5, None, "fedavg", nn.Sequential(nn.Linear(6, 3)), rounds=5, eval_every=2)
     scored = [line.round["test_accuracy"] is not None for line in training.results]

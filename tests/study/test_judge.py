@@ -128,6 +128,22 @@ def test_only_blocks_of_both_count_and_differences_of_rounding_are_none() -> Non
     assert judge_cell(scores, Rules(0.005, control="c")) == []
 
 
+def test_rounding_is_a_share_of_the_larger_score() -> None:
+    large = {"a": {0: 1.0, 1: 1.0, 2: 1e-9}, "b": {0: 1 + 0.9e-6, 1: 1 + 1.1e-6, 2: 0.0}}
+    (found,) = judge_cell(large, Rules(None, control="b"))
+    assert found.differences == {0: 0.0, 1: pytest.approx(-1.1e-6), 2: 1e-9}
+    # 1e-6 of the larger of two is more than 1e-6 of the smaller
+    border = 1.0 + 1e-6 + 0.5e-12
+    (close,) = judge_cell({"a": {0: border}, "b": {0: 1.0}}, Rules(None, control="b"))
+    assert close.differences == {0: 0.0}
+
+
+def test_without_rows_the_least_deviation_is_a_share_of_the_largest_score() -> None:
+    scores = {"a": {0: 0.002, 1: -0.004}, "b": {0: 0.001, 1: 0.003, 2: 0.0005}}
+    (found,) = judge_cell(scores, Rules(None, control="b"))
+    assert found.least_deviation == pytest.approx(1e-6 * 0.004)
+
+
 def test_without_a_control_all_pairs_are_one_family() -> None:
     scores = {name: {0: 0.1, 1: 0.2, 2: 0.3} for name in "abcd"}
     found = judge_cell(scores, Rules(0.005))
@@ -139,6 +155,13 @@ def test_the_zone_of_a_share() -> None:
     assert usual_zone(1 / 10_000) == 0.005
     assert usual_zone(1 / 200) == 0.01
     assert usual_zone(1 / 20) is None  # two of twenty rows are ten points
+
+
+@pytest.mark.parametrize(
+    ("given", "zone"), [(None, None), (0.005, 0.005), ("0.02", 0.02), (0, 0.0)]
+)
+def test_a_zone_that_was_given(given: object, zone: float | None) -> None:
+    assert checked_zone(given) == zone
 
 
 @pytest.mark.parametrize("given", ["x", -0.1, "nan", "inf"])
@@ -169,6 +192,8 @@ def test_what_is_said_of_few_blocks_and_of_nothing() -> None:
         "Everything is undecided: there are 2 blocks, and an interval needs 3"
     )
     assert said([]).startswith("There is nothing to compare")
+    one_block = judge_cell({"a": {0: 0.5}, "b": {0: 0.4}}, rules)
+    assert said(one_block).startswith("Everything is undecided: there is 1 block, and")
 
 
 # -- simulated studies -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 
 from fedskew.algorithms.selection import ClientPool, SelectionTotals
 from fedskew.fleet.availability import Members
-from fedskew.topology.records import AvailablePool, Records
+from fedskew.topology.records import _BLOCK, AvailablePool, Records
 
 
 def filled(clients: int, rounds: int, seed: int = 0) -> Records:
@@ -42,6 +42,24 @@ def test_restored_records_have_the_same_standing_to_the_last_bit():
     again = Records(700)
     again.add(known, **{name: values[known] for name, values in records.arrays.items()})
     assert vars(again.standing()) == vars(records.standing())
+
+
+def test_only_blocks_that_changed_are_computed_anew(monkeypatch: pytest.MonkeyPatch):
+    records = Records(200)
+    computed = []
+    of = records._of
+    monkeypatch.setattr(
+        records, "_of", lambda blocks: computed.append(blocks.tolist()) or of(blocks)
+    )
+    records.standing()
+    records.add(np.array([3]), selected=1)
+    records.standing()
+    records.standing()
+    records.add(np.array([2, 199]), selected=1)
+    records.standing()
+    last = -(-200 // _BLOCK) - 1
+    assert last > 0
+    assert computed == [[0], [0, last]]
 
 
 def test_nobody_was_seen_yet():

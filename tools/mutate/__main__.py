@@ -96,10 +96,10 @@ def line_of(module: str, tally: Counter[str]) -> str:
     return f"{line}{rate:>8}"
 
 
-def survivors_in(output: Path) -> set[tuple[str, str, str]]:
+def survivors_in(output: str) -> set[tuple[str, str, str]]:
     """Return the survivors of an earlier output by module, line and change."""
     found = set()
-    lines = output.read_text(encoding="utf-8").splitlines()
+    lines = Path(output).read_text(encoding="utf-8").splitlines()
     for place, line in enumerate(lines):
         if line.startswith("survived"):
             module = line.partition(": ")[2].partition(":")[0]

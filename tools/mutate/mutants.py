@@ -43,6 +43,8 @@ RENAMED = {
     "clamp_min": "clamp_max",
 }
 RENAMED |= {after: before for before, after in RENAMED.items()}
+# Functions whose arguments may change places, or that fail at once if they do
+SYMMETRIC = frozenset({"max", "min", "maximum", "minimum", "dot", "isinstance"})
 REMOVED = (ast.Raise, ast.AugAssign, ast.Delete)
 TYPES = ("annotation", "returns", "decorator_list", "bases", "type_params")
 UNTOUCHED = (ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert)
@@ -177,10 +179,12 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     if isinstance(function, ast.Attribute) and function.attr in RENAMED:
         other = ast.Attribute(function.value, RENAMED[function.attr])
         yield ast.Call(other, node.args, node.keywords)
-    if len(node.args) < 2 or _said(function) in ("isinstance", "max", "min"):
+    if len(node.args) < 2 or _said(function).rpartition(".")[2] in SYMMETRIC:
         return
     first, second, *rest = node.args
-    if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+    if isinstance(first, ast.Starred) or isinstance(second, ast.Starred):
+        return
+    if _said(first) != _said(second):
         yield ast.Call(function, [second, first, *rest], node.keywords)
 
 
