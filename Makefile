@@ -1,12 +1,12 @@
-# fedskew: `make run` compares two methods on the embedded data, `make test` runs every test, `make test-fast` those that take less than
-# a minute together; all set themselves up.
+# fedskew: `make run` compares two methods on the embedded data, `make test` runs the tests, `make pages` those that run the documentation
+# and the papers' tables, `make test-fast` those that take less than a minute together; all set themselves up.
 VENV := .venv
 BIN := $(VENV)/bin
 # Real data for the tests, if a copy is at hand; what is skipped without it is said at the end of `make test`.
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test test-fast draws coverage mutate check docs bench lock dist-test clean
+.PHONY: run test pages test-fast draws coverage mutate check docs bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -15,7 +15,11 @@ run: $(VENV)/.core
 test: $(VENV)/.dev check
 	@tools/browser
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
-	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs -m "not pages"
+
+# What a reader would run: every block of the documentation, the site, the smallest version of every paper's tables.
+pages: $(VENV)/.dev
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs -m pages
 
 # For the inner loop: without lint, types, coverage, and what the root conftest.py lists as slow.
 test-fast: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""For all tests: what Hypothesis draws, and those that `make test-fast` leaves out, which have the marker ``slow``.
+"""For all tests: what Hypothesis draws, and the markers of those that `make test-fast` and `make test` leave out.
 
 Hypothesis draws the same examples in every run, so that no check fails by luck; `make draws` draws fresh ones. No
 example has a time limit, because machines are noisy.
@@ -6,6 +6,9 @@ example has a time limit, because machines are noisy.
 Slow tests are listed by name, of a module or of a test function, so that a test may move to another folder and stays
 slow. A test belongs here when it takes more than half a second, or all its cases together more than a second, on one
 core; `pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
+
+Tests that run the documentation and the papers' tables, as a reader would, have the marker ``pages``: `make test`
+leaves them out, and `make pages` and `.ci/run` run them.
 """
 
 from importlib.util import find_spec
@@ -180,8 +183,17 @@ SLOW_TESTS = frozenset(
 )
 
 
+PAGES_MODULES = frozenset({"test_site"})
+PAGES_TESTS = frozenset({"test_the_blocks_of_a_page", "test_the_smallest_version_runs"})
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the marker on what is listed."""
+    """Put the markers on what is listed."""
     for item in items:
-        if item.path.stem in SLOW_MODULES or item.name.partition("[")[0] in SLOW_TESTS:
+        module = item.path.stem
+        name = item.name.partition("[")[0]
+        runs_pages = module in PAGES_MODULES or name in PAGES_TESTS
+        if runs_pages:
+            item.add_marker(pytest.mark.pages)
+        if runs_pages or module in SLOW_MODULES or name in SLOW_TESTS:
             item.add_marker(pytest.mark.slow)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     not all(map(find_spec, ("sphinx", "furo", "myst_nb"))),
-    reason="needs sphinx, furo and myst-nb: make test installs them",
+    reason="needs sphinx, furo and myst-nb: make pages installs them",
 )
 
 

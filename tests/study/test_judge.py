@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 import pytest
@@ -227,7 +226,18 @@ def verdicts(scores: np.ndarray, rules: Rules) -> list[list[str]]:
     return found
 
 
-CASES = list(product([3, 5, 10], [1, 5, 23], ["normal", "t3", "whole rows"]))
+# Every number of blocks with every number of methods, and each of both with every kind of noise
+CASES = [
+    (3, 1, "normal"),
+    (3, 5, "t3"),
+    (3, 23, "whole rows"),
+    (5, 1, "t3"),
+    (5, 5, "whole rows"),
+    (5, 23, "normal"),
+    (10, 1, "whole rows"),
+    (10, 5, "normal"),
+    (10, 23, "t3"),
+]
 
 
 def scores_of(

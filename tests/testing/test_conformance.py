@@ -52,7 +52,7 @@ def test_conforms(name: str) -> None:
 
 @pytest.mark.parametrize("engine", OTHER_ENGINES)
 @pytest.mark.parametrize("name", list(algorithms))
-def test_other_engines_agree_and_resume(name: str, engine: str) -> None:
+def test_other_engines_agree(name: str, engine: str) -> None:
     if name == "dp":
         pytest.importorskip("dp_accounting")
     if name == "fedtan" and engine == "stacks of few":
@@ -61,7 +61,8 @@ def test_other_engines_agree_and_resume(name: str, engine: str) -> None:
     assert (
         engines_agree(Lab(resolve(name), (Loop(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0
     ) < 1e-8
-    checkpoint_resumes(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
+    if engine == "stacks of few":  # the others resume as they do in the suite itself
+        checkpoint_resumes(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
 
 
 def test_every_check_of_fedavg_applies_and_passes(fedavg: Conformance) -> None:
