@@ -430,6 +430,19 @@ def test_whatever_a_client_does_is_on_the_clock(
         assert line["seconds"] == pytest.approx(line["training_seconds"] + lines)
 
 
+@pytest.mark.parametrize(("steps", "meetings"), [("first", 1), ("all", 3)])
+def test_meetings_of_clients_are_on_the_clock(tmp_path, steps: str, meetings: int):
+    fleet = write(tmp_path / "fleet.csv", [f"{k},10,1,1,0.5,0" for k in range(5)])
+    method = f"fedtan:steps={steps}"
+    # One step an epoch, three epochs
+    run = training(method, model="tabular:hidden=4", fleet=fleet, batch_size=12)
+    for line in run.advance().clients:
+        on_the_line = 8e-6 * (line["bytes_down"] + line["bytes_up"])
+        waited = line["seconds"] - line["training_seconds"] - on_the_line
+        # The model there and back; at a meeting mean, variance and the gradients of both, each there and back
+        assert waited == pytest.approx(2 * 0.5 * (1 + 4 * meetings))
+
+
 def test_smaller_batches_cost_more(tmp_path):
     """Check that resource-aware batches have a cost: a slow machine with half the batch takes twice the steps."""
     large, small = (
