@@ -279,6 +279,19 @@ def test_the_sample_is_of_the_rows_that_clients_have(lab):
     assert line["train_accuracy"] == pytest.approx(right.mean())
 
 
+def test_bytes_of_clients_that_have_no_row_are_counted(lab, monkeypatch):
+    plain = lab.training().advance().round
+    training = lab.training()
+    monkeypatch.setattr(
+        training.labels,
+        "with_protocol",
+        lambda outcome: replace(outcome, bytes_down=70, bytes_up=900),
+    )
+    line = training.advance().round
+    assert line["bytes_down"] == plain["bytes_down"] + 70
+    assert line["bytes_up"] == plain["bytes_up"] + 900
+
+
 def test_the_confusion_of_the_test_rows(lab):
     training = lab.run(1, None, "fedavg", BATCH_NORM)
     outputs = functional_call(
