@@ -188,7 +188,7 @@ def file_of(test: str) -> str:
 def batches(
     path: str, mutant: Mutant, baseline: Baseline, subject: list[str]
 ) -> Iterator[list[str]]:
-    """Return the tests that a mutant is given: those that run its line, then those of its module."""
+    """Return the tests that a mutant is given: those that run its line, those of its module, the quickest of all."""
     contexts = set()
     for line in mutant.lines:
         contexts.update(baseline.runs.get(path, {}).get(str(line), []))
@@ -196,12 +196,15 @@ def batches(
     for name in baseline.seconds:
         if name in contexts or file_of(name) in contexts:
             covering.append(name)
-    quick = quickest(covering, baseline.seconds)
-    if quick:
-        yield quick
-    rest = [name for name in subject if name not in quick]
-    if contexts and rest:  # a line that nothing ever runs cannot fail a test
-        yield rest
+    if not contexts:  # a line that nothing ever runs cannot fail a test
+        return
+    given: set[str] = set()
+    # Lines of a class and what is cached run once, for whichever test: others may fail by them as well
+    for candidates in (covering, subject, list(baseline.seconds)):
+        names = [name for name in quickest(candidates, baseline.seconds) if name not in given]
+        given.update(names)
+        if names:
+            yield names
 
 
 def quickest(names: list[str], seconds: dict[str, float]) -> list[str]:
