@@ -123,6 +123,8 @@ def test_plans_of_different_clients_are_one_plan_whatever_their_epochs():
         assert np.array_equal(getattr(joined, name), getattr(whole, name)), name
     assert joined.epochs.tolist() == [2, 1, 3, 2]
     assert joined.numbers["mu"].tolist() == [0.1, 0.2, 0.3, 0.4]
+    later = [replace(part, round=number) for number, part in enumerate(parts, 5)]
+    assert Plan.together(later).round == 5  # what they share is that of the first
 
 
 def test_first_positions_are_uniform():

@@ -143,12 +143,12 @@ def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: 
     group = subprocess.Popen(
         [*command, "--jobs", "2", "--out", "group"], cwd=tmp_path, stderr=subprocess.PIPE
     )
-    until = time.monotonic() + 60
     begun = [tmp_path / "group" / name / "rounds.csv" for name in ("fedavg-s0", "scaffold-s0")]
-    while not all(path.exists() for path in begun) and time.monotonic() < until:
+    while not all(path.exists() for path in begun):
+        assert group.poll() is None
         time.sleep(0.01)
     group.send_signal(signal.SIGTERM)
-    said = group.communicate(timeout=60)[1].decode()
+    said = group.communicate()[1].decode()
     assert group.returncode == 143, said
     assert "interrupted; resume with: fedskew resume group" in said
     left = [path for path in begun if not (path.parent / "summary.json").exists()]
