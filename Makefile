@@ -1,5 +1,5 @@
 # fedskew: `make run` compares two methods on the embedded data, `make test` runs the tests, `make pages` those that run the documentation
-# and the papers' tables, `make test-fast` those that take less than a minute together; all set themselves up.
+# and the papers' tables (`make test PAGES=all`: both), `make test-fast` those that take less than a minute together; all set themselves up.
 VENV := .venv
 BIN := $(VENV)/bin
 # Real data for the tests, if a copy is at hand; what is skipped without it is said at the end of `make test`.
@@ -15,7 +15,7 @@ run: $(VENV)/.core
 test: $(VENV)/.dev check
 	@tools/browser
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
-	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs -m "not pages"
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs $(if $(PAGES),,-m "not pages")
 
 # What a reader would run: every block of the documentation, the site, the smallest version of every paper's tables.
 pages: $(VENV)/.dev
