@@ -157,6 +157,18 @@ def test_other_kinds_of_data(tmp_path: Path, format: Any) -> None:
     ]
 
 
+def test_a_program_has_its_checksum_beside_it(hospitals: Frames, tmp_path: Path) -> None:
+    fed = fs.split(fs.load(hospitals, label="outcome"), "natural")
+    run = fs.train(fed, "logreg", rounds=1, folder=False)
+    export_model(run, tmp_path / "model.pt2", "torch")
+    checked = ["sha256sum", "-c", "model.pt2.sha256"]
+    assert subprocess.run(checked, cwd=tmp_path, capture_output=True).returncode == 0
+    content = bytearray((tmp_path / "model.pt2").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "model.pt2").write_bytes(content)
+    assert subprocess.run(checked, cwd=tmp_path, capture_output=True).returncode == 1
+
+
 def test_no_pickle_and_no_fedskew(hospitals: Frames, new: pd.DataFrame, tmp_path: Path) -> None:
     run = fs.train(
         fs.split(fs.load(hospitals, label="outcome")),

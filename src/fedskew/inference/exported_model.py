@@ -5,6 +5,7 @@ category in the list that is stored with the program. Each program is run on mad
 compared with the model before it is written.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -59,7 +60,7 @@ def export_model(
 
     Args:
         run: what ``train`` or ``open_run`` returned
-        path: a new file, which ends in .pt2 or .onnx
+        path: a new file, which ends in .pt2 or .onnx; ``sha256sum -c`` checks it with the file .sha256 beside it
         format: torch for torch.export, onnx for ONNX (needs fedskew[onnx])
         client: whose model; by default the global one
     """
@@ -95,6 +96,8 @@ def export_model(
             f"the {format} program differs from the model by {difference:g}: nothing was written"
         )
     write_atomically(path, content)
+    digest = hashlib.sha256(content).hexdigest()
+    write_atomically(path.with_name(f"{path.name}.sha256"), f"{digest}  {path.name}\n".encode())
     return Exported(described, difference)
 
 

@@ -23,6 +23,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.readers.csv_format import READ, CsvFormat, format_from, recognised
 from fedskew.data.readers.table import Table
+from fedskew.data.split_record import RECORD, read_split_record, sealed
 from fedskew.data.targets import Targets
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
@@ -30,7 +31,7 @@ from fedskew.nodes.client_files import Columns, Lines, Numbers, Stack, Stored
 from fedskew.runs.folder import PARTITION, new_folder, to_json
 
 Files: TypeAlias = Literal["same", "arrays", "index"]
-RECORD, HETEROGENEITY, PICTURE = "split.json", "heterogeneity.json", "picture"
+HETEROGENEITY, PICTURE = "heterogeneity.json", "picture"
 
 _OWN = ("csv", "parquet", "npz", "images")  # readers of files that have no published test part
 _ENDINGS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "arrays": ".npz", "index": ".npy"}
@@ -261,10 +262,12 @@ def save_split(
         record = _record(origin, fed, made_by, kind, names.ending, test)
         if names.called:
             record |= {"names": list(names.called)}
-        _write_json(part / RECORD, record)
         _write_json(part / HETEROGENEITY, found.as_dict())
         for format, picture in drawn.items():
             (part / f"{PICTURE}.{format}").write_bytes(picture)
+        # As it is read again: a number of NumPy's, say, is a number of JSON's.
+        written = json.loads(to_json(record))
+        _write_json(part / RECORD, sealed(written, part))
     return found
 
 
@@ -479,11 +482,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     if not path.is_file():
         raise FedskewError(f"{folder} is not a folder that fedskew split wrote: it has no {RECORD}")
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = set(_NEEDED) - set(record)
-    except (OSError, ValueError, TypeError) as problem:
-        raise FedskewError(f"{path} cannot be read: {problem}") from None
+    record = read_split_record(folder)
+    missing = set(_NEEDED) - set(record)
     if missing:
         raise FedskewError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
     return record

@@ -1,7 +1,6 @@
 """Files of several clients: one client a file, named by it; tables (CSV, Parquet) or arrays (NPZ)."""
 
 import glob
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from fedskew.data.readers.csv_format import (
 from fedskew.data.readers.table import SiloTables, Table
 from fedskew.data.readers.user_files import column_names, pick, read_table, texts_of
 from fedskew.data.source import TestShare
+from fedskew.data.split_record import RECORD, read_split_record
 from fedskew.data.targets import Target
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class SiloFile(NamedTuple):
 
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz")
 TEST = "-test"  # after the name of a client: its own test rows
-RECORD = "split.json"  # of a folder that fedskew split wrote
 _OF_TABLES = (
     "categorical",
     "standardize",
@@ -213,11 +212,11 @@ def _record(paths: tuple[str, ...]) -> dict[str, Any]:
     file = Path(folders[0]).expanduser() / RECORD
     if len(paths) > 1:
         raise FedskewError(f"{folders[0]} is a whole split, with all its clients: give it alone")
+    record = read_split_record(file.parent)
     with reading(file):
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if record["files"] == "index":
             raise FedskewError(f"{folders[0]} holds row numbers only: split again without --index")
-        return record
+    return record
 
 
 def files_of(
