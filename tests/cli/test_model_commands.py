@@ -23,7 +23,7 @@ def trained(fedskew: Command, hospitals: dict[str, pd.DataFrame]) -> Command:
     return fedskew
 
 
-@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv: semicolons")
+@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv. semicolons")
 def test_predict(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert trained("predict out new.csv --client hospital_D --proba --out p.csv") == 0
@@ -38,7 +38,7 @@ def test_predict(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(told) == len(new) + 1
 
 
-@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv: semicolons")
+@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv. semicolons")
 def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken.csv").touch()
     pd.read_csv("new.csv", sep=";").rename(columns={"age": "Age"}).to_csv(
@@ -73,7 +73,7 @@ def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -
         assert not Path("p.csv").exists()
 
 
-@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv: semicolons")
+@pytest.mark.filterwarnings("ignore:hospital_|only hospital_|.*csv. semicolons")
 def test_export(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert trained("export out --client hospital_A --out model.pt2") == 0
