@@ -52,11 +52,14 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" $(BIN)/python -m benchmarks
 
-# The hashes that PyPI publishes for every file of the pinned versions that the base install needs; run it when a pin changes.
+# The hashes that PyPI publishes for every file of the pinned versions of the base install, of what builds the package, and of the
+# tools for developers; run it when a pin changes.
+LOCK = $(BIN)/uv pip compile -c constraints.txt --generate-hashes --universal --no-annotate --custom-compile-command "make lock" --quiet
 lock: $(VENV)/.core
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip compile pyproject.toml tools/torch-needs.in --override tools/no-torch.txt -c constraints.txt --generate-hashes \
-	    --universal --python-version 3.11.4 --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
+	$(LOCK) --python-version 3.11.4 pyproject.toml tools/torch-needs.in --override tools/no-torch.txt -o requirements.lock
+	$(LOCK) --python-version 3.11.4 tools/build-needs.in -o tools/build.lock
+	$(LOCK) --python-version 3.11.5 pyproject.toml tools/torch-needs.in --extra dev --override tools/no-torch.txt -o requirements-dev.lock
 
 # Wheel and sdist in fresh environments, and the SBOM of the wheel's.
 dist-test:
@@ -65,12 +68,15 @@ dist-test:
 clean:
 	rm -rf dist .dist $(VENV) .data .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
-$(VENV)/.core: pyproject.toml constraints.txt
+# Everything has to have its hash, except for PyTorch, see tools/no-torch.txt.
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+$(VENV)/.core: pyproject.toml constraints.txt requirements.lock tools/build.lock
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) --require-hashes -r requirements.lock -r tools/build.lock
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+$(VENV)/.dev: $(VENV)/.core requirements-dev.lock
+	$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@

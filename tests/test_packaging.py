@@ -22,10 +22,12 @@ PINS = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_tex
 PINS = {canonicalize_name(name): version for name, version in PINS.items()}
 
 
-def locked() -> dict[str, tuple[str, list[str]]]:
-    """Return the entries of requirements.lock: version and hashes by name."""
-    text = (ROOT / "requirements.lock").read_text()
-    blocks = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
+def locked(file: str) -> dict[str, tuple[str, list[str]]]:
+    """Return the entries of a lock: version and hashes by name."""
+    text = (ROOT / file).read_text()
+    blocks = re.findall(
+        r"^([\w.-]+)==(\S+)(?: ; [^\n\\]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M
+    )
     assert len(blocks) == len(re.findall(r"^[\w.-]+==", text, re.M))  # every line has its hashes
     return {
         canonicalize_name(name): (version, re.findall(r"[0-9a-f]{64}", hashes))
@@ -53,10 +55,30 @@ def test_pythons_without_filters_for_tar_archives_are_left_out():
 
 
 def test_the_base_install_has_a_hash_for_every_pin():
-    found = locked()
+    found = locked("requirements.lock")
     assert {canonicalize_name(needed.name) for needed in BASE} - found.keys() == {
         "torch"
     }  # tools/no-torch.txt says why
     for name, (version, hashes) in found.items():
         assert version == PINS[name], f"requirements.lock has {name} {version}: make lock"
         assert hashes
+
+
+def test_the_tools_of_developers_have_a_hash_too():
+    found = locked("requirements-dev.lock")
+    dev = [Requirement(line) for line in PROJECT["optional-dependencies"]["dev"]]
+    assert {canonicalize_name(needed.name) for needed in dev} <= found.keys()
+    for name, (version, hashes) in found.items():
+        assert version == PINS.get(name, version), f"{name} {version}: make lock"
+        assert hashes
+    assert "hatchling" in locked("tools/build.lock")
+
+
+def test_nothing_but_pytorch_is_installed_without_a_hash():
+    makefile = (ROOT / "Makefile").read_text()
+    installs = [line.strip() for line in makefile.splitlines() if line.startswith("\t$(PIP)")]
+    assert len(installs) == 4
+    unhashed = [
+        line for line in installs if "--require-hashes" not in line and "--no-deps" not in line
+    ]
+    assert unhashed == ["$(PIP) -c constraints.txt torch"]
