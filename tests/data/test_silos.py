@@ -206,7 +206,7 @@ def test_own_and_common_test_files(folder: Path, hospitals: Frames) -> None:
 def test_own_test_files_that_do_not_fit(folder: Path, hospitals: Frames) -> None:
     for change, message in [
         ({"age": "old"}, r"hospital_A: the test table: column 'age' holds text \('old'\)"),
-        ({"ward": 3}, r"hospital_A: the test table: column 'ward' holds numbers \(3\)"),
+        ({"ward": 3}, r"hospital_A: the test table: column 'ward' holds numbers \('3'\)"),
     ]:
         hospitals["hospital_A"].head(20).assign(**change).to_csv(
             "files/hospital_A-test.csv", index=False

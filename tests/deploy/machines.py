@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +142,14 @@ class Machines:
     def register(self, key: str) -> None:
         assert "registered" in self.do("flwr", "supernode", "register", f"keys/nodes/{key}.pub")
 
-    def deploy(self, name: str, nodes: int = 3, timeout: float = 120, **settings: Any) -> None:
+    def deploy(
+        self,
+        name: str,
+        nodes: int = 3,
+        timeout: float = 120,
+        options: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         """Write the app of an experiment; the connection is that of the first."""
         values = {
             "data": "silos:label=outcome",
@@ -156,6 +163,7 @@ class Machines:
             *f"deploy {name}.toml --nodes {nodes} --out {name} --timeout {timeout}".split(),
             *f"--server 127.0.0.1:{self.port}".split(),
             *self.security(),
+            *options,
         )
         assert "then, here:" in told, told
         shutil.copytree(self.folder / name / "flower", self.folder / "flower", dirs_exist_ok=True)

@@ -174,7 +174,7 @@ BROKEN: dict[str, tuple[Arrays, str]] = {
     "text": ({"x": np.full((9, 4), "a"), "y": np.arange(9)}, "x holds <U1 values, not numbers"),
     "fractions": (
         {"x": np.zeros((9, 4)), "y": np.arange(9) / 2},
-        "y holds 0.5, labels must be whole numbers or text",
+        "y holds '…', labels must be whole numbers or text",
     ),
     "objects": (
         {"x": np.zeros((9, 4)), "y": np.array([{}] * 9)},

@@ -117,3 +117,33 @@ def test_a_rare_category_does_not_leave_its_node(tmp_path: Path, rows: int):
     silos = SilosInProcess(paths, tmp_path / "state")
     go(silos, tmp_path / "run")
     assert b"ultraviolet" not in b"".join(silos.sent)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "options"),
+    [
+        ("income", "Jane Roe", ""),
+        ("outcome", "31337.5", ""),
+        ("income", "31337 mg", ""),
+        ("outcome", "Jane Roe", ",target=number"),
+        ("income", "1.313,37", ",categorical=colour"),
+    ],
+)
+def test_an_error_of_a_node_does_not_quote_its_cells(
+    tmp_path: Path, column: str, cell: str, options: str
+):
+    """The words stay in the log of the node; the server is told which column it is."""
+    paths = write_silos(tmp_path)
+    frame = pd.read_csv(paths[0], dtype=str)
+    if column == "outcome":
+        frame["outcome"] = np.where(frame["outcome"] == "sick", "0", "1")
+    frame.loc[3, column] = cell
+    frame.to_csv(paths[0], index=False)
+    silos = SilosInProcess(paths, tmp_path / "state")
+    experiment = Experiment(data=f"silos:label=outcome{options}", model="logreg", **SETTINGS)
+    with pytest.raises(FedskewError) as caught:
+        run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    assert cell.encode() not in b"".join(silos.sent)
+    assert cell not in str(caught.value)
+    if "hospital_A" in str(caught.value):
+        assert column in str(caught.value)

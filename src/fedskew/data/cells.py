@@ -186,7 +186,7 @@ def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8
         for value in column.unique():
             if value not in (0, 1):
                 raise FedskewError(
-                    f"{name}: column {title!r} holds {text_of(value)}, and target=labels takes 0 and 1: correct it"
+                    f"{name}: column {title!r} holds {text_of(value)!r}, and target=labels takes 0 and 1: correct it"
                 )
         labels.append(column.to_numpy().astype(np.uint8))
     return np.stack(labels, axis=1)
@@ -212,7 +212,7 @@ def refuse_fractions(name: str, what: str, part: "Column") -> None:
         broken = values[~np.isnan(values) & ((values != np.floor(values)) | np.isinf(values))]
         if len(broken):
             raise FedskewError(
-                f"{name}: {what} holds {broken[0]:g}, labels must be whole numbers or text: round or bin them, "
+                f"{name}: {what} holds '{broken[0]:g}', labels must be whole numbers or text: round or bin them, "
                 'or learn the numbers themselves (target=number, or split(..., task="regression"))'
             )
 

@@ -157,7 +157,7 @@ class Categories:
         if not is_numeric(cells) or cells.isna().all() or any(map(is_number, self.values)):
             return
         raise FedskewError(
-            f"{name}: column {self.name!r} holds numbers ({text_of(cells.dropna().iloc[0])}), and the "
+            f"{name}: column {self.name!r} holds numbers ({text_of(cells.dropna().iloc[0])!r}), and the "
             f"training rows have categories there ({', '.join(self.values[:5])}): correct it"
         )
 

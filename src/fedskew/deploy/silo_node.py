@@ -2,9 +2,11 @@
 
 import json
 import re
+import sys
 import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +20,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.writing import write_atomically, writing
 from fedskew.data.catalogue import choose
+from fedskew.data.cells import MISSING, OTHER
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import ASKED, Description, Fitted, Request
@@ -26,6 +29,7 @@ from fedskew.data.readers.array_silo import ArraySilo
 from fedskew.data.readers.csv_format import file_and_format
 from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.table import Parted, SiloTables, converted
+from fedskew.data.readers.user_files import column_names
 from fedskew.data.schema import Pipeline, Scaling, Schema, pipeline_from
 from fedskew.data.silo import SiloNumbers, TableSilo
 from fedskew.deploy.arrays_cache import ArraysCache, digest_of, remove_unused, signs_of
@@ -53,6 +57,7 @@ from fedskew.tasks.task import task_for
 _RUN = re.compile(r"[0-9a-f]{32}")  # the name of a run becomes a folder: nothing else may
 # In the folder of what a silo keeps for a run: a hash of its rows, its rows as features, and the numbers of its table
 ROWS, FEATURES, NUMBERS = "rows.sha256", "features", "numbers"
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")  # as Python quotes text
 _PARTS = ("train", "test", "validation")
 
 
@@ -64,16 +69,55 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
-        path = Path(file_and_format(str(about["node"]["data"]))[0])
-        state = Path(str(about["node"]["state"])).resolve()
-        # The paths of this machine are nobody else's business.
-        reason = str(problem).replace(str(path), path.name).replace(str(state), "--state")
+        print(f"refused: {problem}", file=sys.stderr)
+        reason = _without_paths(str(problem), about["node"])
+        if isinstance(problem, _OwnFileError):
+            reason = _without_cells(reason, problem.path)
         return to_bytes(Refusal(reason))
     except Exception as problem:
         traceback.print_exc()
         return to_bytes(
             Refusal(f"a {type(problem).__name__}, which is told in the log of the node")
         )
+
+
+class _OwnFileError(FedskewError):
+    """Raised where the file of the silo does not do; the error may quote its cells."""
+
+    def __init__(self, reason: str, path: Path) -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+@contextmanager
+def _reading_own(path: Path) -> Iterator[None]:
+    """Mark errors as ones that may quote cells of the silo's file."""
+    try:
+        yield
+    except FedskewError as problem:
+        raise _OwnFileError(str(problem), path) from problem
+
+
+def _without_paths(reason: str, own: Mapping[str, Any]) -> str:
+    """Return the words of an error without paths of this machine."""
+    path = Path(file_and_format(str(own["data"]))[0])
+    state = Path(str(own["state"])).resolve()
+    return reason.replace(str(path), path.name).replace(str(state), "--state")
+
+
+def _without_cells(reason: str, path: Path) -> str:
+    """Return the words of an error without quoted text, unless it is the title of a column or the name of the file."""
+    known = {path.name, OTHER, MISSING, "x", "y", "x_test", "y_test"}
+    with suppress(FedskewError, OSError):
+        if not is_arrays(path):
+            known.update(column_names(path))
+
+    def left(quoted: re.Match[str]) -> str:
+        if quoted[0][1:-1] in known:
+            return quoted[0]
+        return "'…'"
+
+    return _QUOTED.sub(left, reason)
 
 
 class SiloNode:
@@ -159,7 +203,8 @@ class SiloNode:
             check_request(asked, request)
             most_told = min(request.max_categories, TOLD)
             signs = signs_of(self.path)
-            described = self.silo.describe(replace(request, max_categories=most_told))
+            with _reading_own(self.path):
+                described = self.silo.describe(replace(request, max_categories=most_told))
             check_classes(described, request.label)
             if not is_arrays(self.path):
                 self._keep_numbers(described, signs)
@@ -167,7 +212,10 @@ class SiloNode:
         except FedskewError as problem:
             if str(problem).startswith(self.name):
                 raise
-            raise FedskewError(f"{self.name}: {problem}") from problem
+            named = f"{self.name}: {problem}"
+            if isinstance(problem, _OwnFileError):
+                raise _OwnFileError(named, self.path) from problem
+            raise FedskewError(named) from problem
 
     def _check_rows(self, arrays: Mapping[str, Any]) -> None:
         """Refuse rows that are not those with which the run began, of which a hash is kept here."""
@@ -249,7 +297,8 @@ class SiloNode:
             arrays = self._features.load()
         if arrays is None:
             signs = signs_of(self.path)
-            arrays = _arrays_of(self._converted(pipeline))
+            with _reading_own(self.path):
+                arrays = _arrays_of(self._converted(pipeline))
             self._check_rows(arrays)
             remove_unused(self.folder.parent)
             self._features.save(arrays, signs)
