@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test pages test-fast draws coverage mutate check docs bench lock dist-test clean
+.PHONY: run test pages test-fast draws coverage mutate attack check docs bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -37,6 +37,10 @@ coverage: $(VENV)/.dev
 SEED := 0
 mutate: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/python tools/mutate --seed $(SEED)
+
+# Lies, faults and kills against a server and nodes that are real processes; half an hour.
+attack: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/attack
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
