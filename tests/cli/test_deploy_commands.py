@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedskew.core.config import Experiment
-from fedskew.deploy.flower_app import Deployment
+from fedskew.deploy.flower_app import Deployment, run_folder
 
 Command = Callable[[str], Any]
 TABLE = "age,colour,outcome\n1,red,sick\n2,blue,well\n"
@@ -317,7 +317,7 @@ def test_an_app_is_configuration_and_says_how_to_run_it(
     )
     told = capsys.readouterr().out
     for wanted in (
-        "fedskew server --keys keys --host 0.0.0.0 --port 8443 --state STATE",
+        f"fedskew server --keys keys --host 0.0.0.0 --port 8443 --state STATE --runs {Path().absolute()}",
         "flwr supernode register keys/nodes/NAME.pub",
         "fedskew node --data FILE.csv --server fl.example.org:8443 --key nodes/NAME --ca ca.crt --state STATE",
         f"FLWR_HOME={Path('out/flower').absolute()} flwr run {Path('out/app').absolute()} --stream",
@@ -334,7 +334,8 @@ def test_an_app_is_configuration_and_says_how_to_run_it(
     assert Experiment(**tomllib.loads(config.pop("experiment"))) == Experiment(
         **tomllib.loads(EXPERIMENT)
     )
-    assert config == {"nodes": 3, "timeout": 90.0, "folder": str(Path("out/run").absolute())}
+    assert run_folder(config.pop("deployment"), Path()) == Path("out/run")
+    assert config == {"nodes": 3, "timeout": 90.0}
     link = tomllib.loads(Path("out/flower/config.toml").read_text())["superlink"]
     assert link["fedskew"] == {
         "address": "fl.example.org:8443",

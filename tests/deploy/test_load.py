@@ -46,7 +46,7 @@ class Server(Machines):
         (found,) = (
             child
             for child in children
-            if b"superexec" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"app_processes" in Path(f"/proc/{child}/cmdline").read_bytes()
         )
         return int(found)
 

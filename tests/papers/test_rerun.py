@@ -211,7 +211,7 @@ def test_distribution_by_hand():
 
 def test_readings_of_heterogeneity(tmp_path: Path):
     draw = np.random.default_rng(0)
-    x = np.stack([np.arange(400.0), draw.normal(size=400)], axis=1)
+    x = np.stack([np.arange(400.0) / 7, draw.normal(size=400)], axis=1)
     lines = [f"{a},{b},{'pq'[i % 2]}\n" for i, (a, b) in enumerate(x)]
     (tmp_path / "my.csv").write_text("sorted,noise,y\n" + "".join(lines))
     data = f"csv:path={tmp_path / 'my.csv'},label=y,standardize=false"

@@ -103,7 +103,7 @@ def test_from_a_file_to_clients_without_a_shared_reading(tmp_path: Path):
     count = np.arange(240)
     frame = pd.DataFrame({"reading": count, "who": count // 20, "y": count // 7 % 2})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    spec = f"{tmp_path / 't.csv'}:label=y,group=who,window=6,stride=2,test=0.2,standardize=false"
+    spec = f"{tmp_path / 't.csv'}:label=y,group=who,window=6,stride=2,test=0.2,standardize=false,keep=reading"
     data = fedskew.load(spec)
     fed = fedskew.split(data, "dirichlet:alpha=0.5", clients=4, client_test=0.3)
     assert fed.held_out is not None

@@ -99,10 +99,10 @@ class Record(Protocol):
 
 class _NoRecord:
     def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
-        """Note nothing."""
+        """Note nothing: nobody keeps a record."""
 
     def waits(self, asked: str, clients: Sequence[str]) -> None:
-        """Note nothing."""
+        """Note nothing: nobody keeps a record."""
 
 
 class Nodes:
