@@ -7,7 +7,7 @@ Slow tests are listed by name, of a module or of a test function, so that a test
 slow. A test belongs here when it takes more than half a second, or all its cases together more than a second, on one
 core; `pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
 
-Tests that run the documentation and the papers' tables, as a reader would, have the marker ``pages``: `make test`
+Tests that run the documentation, the examples and the papers' tables, as a reader would, have the marker ``pages``: `make test`
 leaves them out, and `make pages` and `.ci/run` run them.
 """
 
@@ -183,7 +183,7 @@ SLOW_TESTS = frozenset(
 )
 
 
-PAGES_MODULES = frozenset({"test_site"})
+PAGES_MODULES = frozenset({"test_hospitals", "test_site", "test_three_silos"})
 PAGES_TESTS = frozenset({"test_the_blocks_of_a_page", "test_the_smallest_version_runs"})
 
 

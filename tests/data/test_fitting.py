@@ -204,7 +204,7 @@ def test_a_schema_survives_json() -> None:
         ),
         (
             {"a": [1.0], "b": [7]},
-            r"new.csv: column 'b' holds numbers \(7\), and the training rows have categories",
+            r"new.csv: column 'b' holds numbers \('7'\), and the training rows have categories",
         ),
     ],
 )

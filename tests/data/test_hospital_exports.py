@@ -87,14 +87,14 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
 
 
 def test_a_header_longer_than_the_sample(tmp_path: Path) -> None:
-    names = [f"gene_{n:06d}" for n in range(9_000)]
+    names = [f"gene_{n:060d}" for n in range(1_500)]
     draw = np.random.default_rng(0)
     lines = [";".join([*names, "y"])]
     for row in range(10):
         lines.append(";".join([*map(str, draw.integers(0, 9, len(names))), str(row % 2)]))
     path = write(tmp_path / "t.csv", "\n".join(lines) + "\n")
     data = fs.load(f"{path}:label=y,test=0.2,max_categories=2")
-    assert data.features[-1] == "gene_008999"
+    assert data.features[-1] == names[-1]
 
 
 def test_a_cut_off_file_in_utf_16_is_noticed(tmp_path: Path) -> None:

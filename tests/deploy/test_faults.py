@@ -281,7 +281,11 @@ def test_an_answer_of_10_times_the_size_is_not_unpacked(
     assert 200_000 < max(unpacked) < 300_000
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"x" * 1000, to_bytes({"a": 1})[:-3]], ids=len)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 8, b"x" * 1000, to_bytes({"a": 1})[:-1], to_bytes({"a": 1})[:-3]],
+    ids=len,
+)
 def test_bytes_that_are_no_message(pair: Callable[..., Pair], content: bytes):
     both = pair("fedavg")
     both.transport.changed = lambda client, found: content if client == BAD else found

@@ -140,6 +140,27 @@ def test_a_node_says_why_it_is_refused(
         connect(Refusing(*reasons), monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (
+            "<class 'OSError'>:<'[Errno 28] No space left on device: '/srv/a''>",
+            "disk of the node is full",
+        ),
+        ("<class 'KeyError'>:<'Jane Roe'>", "which is told in its log"),
+    ],
+)
+def test_words_of_errors_stay_at_the_node(reason: str, told: str, monkeypatch: pytest.MonkeyPatch):
+    running: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    monkeypatch.setattr(running, "Error", running.Error)
+    flower_patches.keep_errors_here()
+    error = running.Error(code=2, reason=reason)
+    assert error.code == 2
+    assert told in error.reason
+    assert "srv" not in error.reason
+    assert "Jane" not in error.reason
+
+
 _LOGGING = """
 import warnings
 from logging import ERROR, INFO

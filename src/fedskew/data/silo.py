@@ -54,7 +54,9 @@ class TableSilo:
         days: Container[str] = (),
     ) -> None:
         self._name = name
-        self._frame = frame
+        # Without what is noted about the file, which pandas copies for every column.
+        self._frame = frame.copy(deep=False)
+        self._frame.attrs = {}
         self._rows = rows
         self._more = more
         self._where = where or name
@@ -186,7 +188,7 @@ class SiloNumbers:
         self, rows: int, columns: Sequence[str], values_of: Callable[[str], Floats]
     ) -> None:
         self._rows = rows
-        self._columns = columns
+        self._columns = frozenset(columns)
         self._values_of = values_of
         self._narrowed: dict[tuple[str, int], tuple[Interval, NDArray[np.uint64]]] = {}
 

@@ -85,6 +85,7 @@ def _answer(spec: "ExecutionSpec") -> None:
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     flower_patches.wait_for_message(_PATIENCE)
+    flower_patches.keep_errors_here()
     run_clientapp(
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,

@@ -3,6 +3,7 @@
 Each function says what Flower does by itself, and why that does not do. Nothing else in fedskew sets a name there.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -228,6 +229,20 @@ def start_apps_by(launch: Callable[[Any], None]) -> None:
             return LaunchResult.accepted()
 
     run_superexec.get_executor = lambda *given, **named: Launching()  # type: ignore[attr-defined]
+
+
+def keep_errors_here() -> None:
+    """Tell the server of an error outside fedskew what kind it is: Flower sends its words, in which paths may be."""
+    running: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    flower_error = running.Error
+
+    def plain(code: int, reason: str) -> Any:
+        words = "an error of the node, which is told in its log"
+        if f"[Errno {errno.ENOSPC}]" in reason:
+            words = "the disk of the node is full: free some space"
+        return flower_error(code=code, reason=words)
+
+    running.Error = plain
 
 
 def look_for_messages_at(pace: Any) -> None:

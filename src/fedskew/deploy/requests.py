@@ -17,8 +17,9 @@ from fedskew.data import fitting
 from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
 from fedskew.tasks.additive import Sums
-from fedskew.transport.messages import Message, packed, sendable, unpacked
+from fedskew.transport.messages import ALIGNMENT, Message, packed, sendable, unpacked
 
+_HEAD = 8  # bytes before a message: the length of its text
 FRESH = -1  # the version of what a client keeps before its first round
 
 
@@ -171,14 +172,16 @@ sendable(
 def to_bytes(thing: Any) -> bytes:
     """Return a request or an answer as bytes."""
     message = packed(thing)
-    return int(message.text).to_bytes(8, "little") + message.host.numpy().tobytes()
+    return int(message.text).to_bytes(_HEAD, "little") + message.host.numpy().tobytes()
 
 
 def from_bytes(content: bytes) -> Any:
     """Return the request or answer that these bytes are; an error for anything else."""
     try:
-        host = torch.frombuffer(bytearray(content[8:]), dtype=torch.uint8)
-        return unpacked(Message(int.from_bytes(content[:8], "little"), host, host[:0]))
+        if len(content) % ALIGNMENT != _HEAD:
+            raise ValueError("its end is missing")
+        host = torch.frombuffer(bytearray(content[_HEAD:]), dtype=torch.uint8)
+        return unpacked(Message(int.from_bytes(content[:_HEAD], "little"), host, host[:0]))
     except FedskewError:
         raise
     except Exception as problem:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedskew.core.errors import FedskewError
 
 # Bytes: tensors begin where they would in memory of their own, so that kernels compute the same bits
-_ALIGNMENT = 64
+ALIGNMENT = 64
 _HOST, _GPU = "cpu", "cuda"
 # Bytes of an array that is copied on arrival, so that it does not keep the whole buffer in memory
 _SMALL = 4096
@@ -244,4 +244,4 @@ def _part(buffer: Tensor, place: int, dtype: Any, shape: tuple[int, ...]) -> Any
 
 
 def _aligned(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT
+    return -(-place // ALIGNMENT) * ALIGNMENT
