@@ -7,8 +7,8 @@ Slow tests are listed by name, of a module or of a test function, so that a test
 slow. A test belongs here when it takes more than half a second, or all its cases together more than a second, on one
 core; `pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
 
-Tests that run the documentation, the examples and the papers' tables, as a reader would, have the marker ``pages``: `make test`
-leaves them out, and `make pages` and `.ci/run` run them.
+Tests that run the documentation, the examples and the papers' tables, as a reader would, have the marker ``pages``:
+`make test` leaves them out, and `make pages` and `.ci/run` run them.
 """
 
 from importlib.util import find_spec

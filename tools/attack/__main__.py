@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+import commands  # noqa: E402
 from hooks import BYTES, OBJECTS, SCORES, UPDATES  # noqa: E402
 from tests.deploy.machines import Machines, started, until  # noqa: E402
 from tests.deploy.silos import NAMES, SilosInProcess, write_silos  # noqa: E402
@@ -89,12 +90,17 @@ class Campaign:
         if name in self.machines.running:
             self.machines.stop(name)
         around = {"ATTACK": str(path), "PYTHONPATH": str(self.package)}
-        self.machines.start_node(LIAR, name, **around)
+        self.connect(name, **around)
 
-    def honest(self) -> None:
-        """Let the last node answer the truth again."""
-        self.machines.stop(NAMES[LIAR])
-        self.machines.start_node(LIAR, NAMES[LIAR])
+    def connect(self, name: str, **around: str) -> None:
+        """Start the last node, and wait until the server has let it in."""
+        before = 0
+        if (self.folder / f"{name}.log").exists():
+            before = len(self.machines.said(name))
+        self.machines.start_node(LIAR, name, **around)
+        until(
+            "the node is let in", lambda: "SuperNode ID" in self.machines.said(name)[before:], 150
+        )
 
     def run(self, name: str, **settings: Any) -> str:
         """Deploy an experiment, run it to its end, and return what it says."""
@@ -185,7 +191,7 @@ def deaths_in_every_phase(campaign: Campaign) -> None:
     """The last node is killed before and after each kind of answer; in rounds the others go on."""
     with campaign.serving() as machines:
         for when in ("before", "after"):
-            for kind in ("describe", "countrows", "train", "evaluate", "final"):
+            for kind in ("train", "evaluate", "final", "describe", "countrows"):
                 name = f"{kind}-{when}"
                 campaign.hostile({kind: [f"{when}:die"]})
                 before = time.monotonic()
@@ -194,11 +200,12 @@ def deaths_in_every_phase(campaign: Campaign) -> None:
                 done = (campaign.folder / name / "run" / "summary.json").exists()
                 in_rounds = kind in ("train", "evaluate", "final")
                 good = done == in_rounds and (in_rounds or "did not answer" in told)
-                campaign.note(f"killed {when} {kind}", good, f"{seconds:.0f} s")
+                words = ""
+                if not good:
+                    words = told[-700:]
+                campaign.note(f"killed {when} {kind}", good, f"{seconds:.0f} s {words}")
                 with suppress(KeyError):
                     machines.kill(NAMES[LIAR])
-                machines.start_node(LIAR, NAMES[LIAR])
-                _wait_for_nodes(machines, 3)
 
 
 def _wait_for_nodes(machines: Machines, count: int) -> None:
@@ -397,6 +404,14 @@ def kills_of_the_server(campaign: Campaign, kills: int) -> None:
         campaign.note(f"{kills} kills of the server", good, f"{machines.rounds('killed')} rounds")
 
 
+def kills_of_commands(campaign: Campaign) -> None:
+    """15 commands are killed 7 times each: what they leave is whole or nothing, and they end with the same bits."""
+    commands.prepare(campaign.folder)
+    for command in commands.COMMANDS:
+        for what, good in commands.killed(command, campaign.folder, kills=7):
+            campaign.note(what, good)
+
+
 def main() -> None:
     """Run the attacks, and end with 1 if one of them broke something."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -413,6 +428,7 @@ def main() -> None:
         "names": names_and_keys,
         "idle": idle_connections,
         "ends": ends_of_the_server,
+        "commands": kills_of_commands,
         "kills": lambda campaign: kills_of_the_server(campaign, given.kills),
     }
     broken = 0
