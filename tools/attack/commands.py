@@ -38,7 +38,7 @@ COMMANDS = [
     Command("compare", f"compare {FAST} --model logreg --rounds 30 {TWO} --seeds 0-2 --out OUT"),
     Command("compare-jobs", f"compare {FAST} --model logreg --rounds 30 {TWO} --jobs 2 --out OUT"),
     Command("predict", "predict done new.csv --out OUT", resumed=False),
-    Command("split", "split table.csv:label=y --skew dirichlet:alpha=0.5 --clients 5 --out OUT", resumed=False),
+    Command("split", "split --data table.csv:label=y --skew dirichlet:alpha=0.5 --clients 5 --out OUT", resumed=False),
     Command("export", "export done --format torch --out OUT.pt2", resumed=False),
     Command("keys", "keys OUT --host 127.0.0.1 --nodes a,b", resumed=False),
     Command("deploy", "deploy experiment.toml --nodes 2 --insecure --out OUT", resumed=False),
