@@ -76,11 +76,11 @@ clean:
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 $(VENV)/.core: pyproject.toml constraints.txt requirements.lock tools/build.lock
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(PIP) --require-hashes -r requirements.lock -r tools/build.lock
+	$(PIP) --no-deps --require-hashes -r requirements.lock -r tools/build.lock
 	$(PIP) -c constraints.txt torch
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core requirements-dev.lock
-	$(PIP) --require-hashes -r requirements-dev.lock
+	$(PIP) --no-deps --require-hashes -r requirements-dev.lock
 	@touch $@

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import fedskew as fs
+from fedskew.cli.app import app
 from fedskew.core.errors import FedskewError
 from fedskew.data.catalogue import together
 
@@ -311,3 +313,46 @@ def test_copies_are_counted_and_dropped(tmp_path: Path) -> None:
     assert alone.doubts == ()
     np.savez(tmp_path / "t.npz", x=np.ones((20, 2)), y=np.arange(20) % 2)
     assert "4 of 4 test rows equal a training row" in " ".join(fs.load(f"{tmp_path}/t.npz").doubts)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "options"),
+    [
+        ("dni,ph,y\n26.859.467,7.420,a\n43.129.960,7.242,b\n", "ph", "drop=dni,decimal=point"),
+        ("code;lab;y\n9.101.222;7.602;a\n9.101.223;7.114;b\n", "lab", "drop=code,decimal=point"),
+        ('list,cost,y\n"1,2","9,478",a\n"3,4","1,040",b\n', "cost", "drop=list,thousands=comma"),
+    ],
+)
+def test_a_code_in_one_column_settles_no_other(
+    tmp_path: Path, text: str, column: str, options: str
+) -> None:
+    """A number of the other column would be read as a thousand times what it is, without a word."""
+    header, *lines = text.splitlines()
+    path = write(tmp_path / "t.csv", "\n".join([header, *lines * 20]) + "\n")
+    with pytest.raises(FedskewError, match=rf"t\.csv: column '{column}'.*thousands=.*decimal="):
+        fs.load(f"{path}:label=y,test=0.2")
+    data = fs.load(f"{path}:label=y,test=0.2,standardize=false,{options}")
+    largest = {"ph": 7.42, "lab": 7.602, "cost": 9478.0}[column]
+    assert float(data.train.x.max()) == pytest.approx(largest)
+
+
+def test_a_split_of_spelled_classes_is_read_again(tmp_path: Path) -> None:
+    """Its arrays have the numbers of classes, to which no spelling goes."""
+    rng = np.random.default_rng(0)
+    for name, classes in (("a", ["no", "yes"]), ("b", ["N", "Y"]), ("c", ["0", "1"])):
+        frame = pd.DataFrame({"x": rng.normal(size=40), "outcome": rng.choice(classes, 40)})
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    data = f"{tmp_path}/*.csv:label=outcome,labels=no:N:0+yes:Y:1"
+    made = CliRunner().invoke(app, ["split", "--data", data, "--out", str(tmp_path / "split")])
+    assert made.exit_code == 0, made.output
+    assert fs.load(str(tmp_path / "split")).classes == ("no", "yes")
+
+
+def test_a_text_among_numbers_of_one_client_is_shown(tmp_path: Path) -> None:
+    for seed, name in enumerate("abc"):
+        frame = patients(seed).astype({"crp": str})
+        if name == "a":
+            frame.loc[::10, "crp"] = "n.a."
+        write(tmp_path / f"{name}.csv", frame.to_csv(index=False))
+    with pytest.raises(FedskewError, match=r"a: column 'crp' holds text \('n\.a\.'\)"):
+        fs.load(f"{tmp_path}/*.csv:label=outcome")

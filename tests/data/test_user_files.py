@@ -190,7 +190,7 @@ def test_gzip_separator_and_byte_order_mark(tmp_path: Path) -> None:
         (
             "a,y\n1,0.5\n2,1\n",
             "label=y",
-            r"column 'y' holds 0\.5, labels must be whole numbers or text",
+            r"column 'y' holds '0\.5', labels must be whole numbers or text",
         ),
         (
             "a,b,y\n1,2,0\n2,3",

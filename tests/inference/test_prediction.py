@@ -148,7 +148,7 @@ def test_a_client_may_lack_what_clients_lacked_in_training(
             "column 'sex' holds lists or the like",
         ),
         (lambda frame: frame.assign(age="old"), r"the data: column 'age' holds text \('old'\)"),
-        (lambda frame: frame.assign(sex=1), r"the data: column 'sex' holds numbers \(1\)"),
+        (lambda frame: frame.assign(sex=1), r"the data: column 'sex' holds numbers \('1'\)"),
         (lambda frame: frame.assign(age=1e300), "column 'age' holds numbers too large"),
         (lambda frame: frame.iloc[:0], "there are no rows to predict"),
         (lambda frame: frame.to_numpy(), "trained on a table: give a data frame, got ndarray"),

@@ -144,7 +144,7 @@ class TableSilo:
             and 2 * len(counts) > len(self._rows)
         ):
             # Such as names of persons, which stay where they are
-            return ColumnFacts("text", "", missing, texts=texts, numerals=numerals)
+            return ColumnFacts("text", odd_one(column), missing, texts=texts, numerals=numerals)
         return ColumnFacts(
             kind="text",
             example=odd_one(column),

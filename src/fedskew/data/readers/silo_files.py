@@ -169,6 +169,8 @@ def _with_recorded(given: Mapping[str, Any], record: Mapping[str, Any]) -> dict[
             options[name] = recorded[name]
             if isinstance(recorded[name], list):
                 options[name] = tuple(recorded[name])
+    if record.get("files") == "arrays" or not options["labels"]:
+        options["labels"] = (AS_IS,)  # arrays have the numbers of classes, whatever these were
     if recorded.get("group"):
         # It says which client a row belongs to
         options["drop"] = (*options["drop"], recorded["group"])

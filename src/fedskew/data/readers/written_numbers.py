@@ -97,6 +97,8 @@ def with_numbers(
     way = _one_way(where, every, given)
     if way == _PLAIN:
         return frame, way, _doubt(where, every, given)
+    if not _is_said(given):
+        _refuse_unsettled(where, every, way, given)
     converted = columns
     if way.decimal == "comma":
         converted = every
@@ -273,10 +275,32 @@ def _not_shown(where: str, columns: Mapping[str, _Numbers], ways: set[Way]) -> F
     for name, numbers in columns.items():
         if SIGNS[sign] in "".join(numbers.texts):
             title = name
-    example = f"1{SIGNS[sign]}000"
+    return _unsettled(where, title, sign)
+
+
+def _refuse_unsettled(
+    where: str, columns: Mapping[str, _Numbers], way: Way, given: CsvFormat
+) -> None:
+    """Raise an error for a column that only another would settle: a code such as 1.234.567 is no evidence for 7.420.
+
+    The decimal sign of a file is one for all columns, unless commas also divide its columns.
+    """
+    for title, numbers in columns.items():
+        if numbers.shows_decimal or numbers.shows_thousands:
+            continue
+        for sign in ("comma", "point"):
+            if SIGNS[sign] not in "".join(numbers.texts):
+                continue
+            settled = way.decimal == sign and (sign == "point" or given.separator != "comma")
+            if not settled:
+                raise _unsettled(where, title, sign)
+
+
+def _unsettled(where: str, title: str, sign: str) -> FedskewError:
+    """Return the error for a column whose numbers may have decimals or thousands; none of them is quoted."""
     return FedskewError(
-        f"{where}: column {title!r} has {sign}s before three digits, which may be thousands or decimals ({example} is "
-        f"1000 or 1): say thousands={sign} or decimal={sign}"
+        f"{where}: column {title!r} has {sign}s before three digits, which may be thousands or decimals "
+        f"(1{SIGNS[sign]}000 is 1000 or 1): say thousands={sign} or decimal={sign}"
     )
 
 
