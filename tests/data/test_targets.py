@@ -165,7 +165,7 @@ def test_bad_tables_are_refused(table: Path, spec: str, message: str):
 @pytest.mark.parametrize(
     ("data", "target", "message"),
     [
-        ((X, FLAGS * 2), "labels", "column '0' holds 2, and target=labels takes 0 and 1"),
+        ((X, FLAGS * 2), "labels", "column '0' holds '2', and target=labels takes 0 and 1"),
         ((X, FLAGS[:, 0]), "labels", r"labels of shape \(60,\).*expected a row of 0 and 1"),
         ((X, FLAGS), "number", r"labels of shape \(60, 2\).*expected one number"),
         ((X, FLAGS[:9]), "labels", "60 rows of features but 9 labels"),
