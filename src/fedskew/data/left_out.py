@@ -17,10 +17,11 @@ LEAST_ROWS = 30  # that show it, unless the name of the column says so
 DENSE = (
     1.5  # times the different numbers of an id is the most that they span: 1, 2, 3, ... with gaps
 )
-_ID_WORDS = {
-    "id", "ids", "uid", "uuid", "guid", "pid", "mrn", "nr", "number", "index", "idx", "key", "patientid", "caseid",
-    "recordid", "patient", "case", "record",
-}  # fmt: skip
+# At the end of a name
+_ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "pid", "mrn", "idx", "patientid", "caseid", "recordid"}  # fmt: skip
+# At the end of a name after what is numbered, or alone
+_NUMBERED = {"nr", "number", "index", "key"}
+_OWNERS = {"patient", "case", "record", "person", "subject", "study", "sample", "visit", "row"}
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 EMPTY, CONSTANT, DATES = "no value", "one value in all rows that have it", "dates"
@@ -123,13 +124,22 @@ def _is_one_text(judged: Sequence[_Judged]) -> bool:
 
 
 def _is_named_id(title: str) -> bool:
-    """Return whether a word in the name of a column says that it is an id.
+    """Return whether the name of a column says that it is an id.
 
     >>> _is_named_id("patientId"), _is_named_id("CASE_NR"), _is_named_id("uric_acid")
     (True, True, False)
+    >>> _is_named_id("case_count"), _is_named_id("hr_number"), _is_named_id("patient_weight_g")
+    (False, False, False)
     """
-    words = {word.lower() for word in _WORDS.findall(title)}
-    return bool(words & _ID_WORDS)
+    words = [word.lower() for word in _WORDS.findall(title) if not word.isdigit()]
+    if not words:
+        return False
+    *before, last = words
+    if last in _ID_WORDS:
+        return True
+    if last in _NUMBERED:
+        return not before or before[-1] in _OWNERS
+    return not before and last in _OWNERS
 
 
 def columns_left_out(

@@ -143,8 +143,11 @@ class TableSilo:
             and len(counts) > request.max_categories
             and 2 * len(counts) > len(self._rows)
         ):
-            # Such as names of persons, which stay where they are
-            return ColumnFacts("text", odd_one(column), missing, texts=texts, numerals=numerals)
+            # Such as names of persons, which stay where they are; a mark among numbers is shown
+            example = ""
+            if 2 * numerals > texts:
+                example = odd_one(column)
+            return ColumnFacts("text", example, missing, texts=texts, numerals=numerals)
         return ColumnFacts(
             kind="text",
             example=odd_one(column),
