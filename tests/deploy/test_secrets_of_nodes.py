@@ -147,3 +147,22 @@ def test_an_error_of_a_node_does_not_quote_its_cells(
     assert cell not in str(caught.value)
     if "hospital_A" in str(caught.value):
         assert column in str(caught.value)
+
+
+def test_a_file_that_breaks_during_a_fit_is_not_quoted(tmp_path: Path):
+    """What was kept of it does not go any more, so that it is read once more, to count its numbers."""
+    paths = write_silos(tmp_path)
+
+    class Breaking(SilosInProcess):
+        def ask(self, requests: Any, about: Any, *patience: Any) -> dict[int, bytes]:
+            if len(self.rounds) == 1:
+                frame = pd.read_csv(paths[0], dtype=str)
+                frame.loc[3, "income"] = "31337 mg"
+                frame.to_csv(paths[0], index=False)
+            return super().ask(requests, about, *patience)
+
+    silos = Breaking(paths, tmp_path / "state")
+    with pytest.raises(FedskewError, match=r"hospital_A.*income") as caught:
+        go(silos, tmp_path / "run")
+    assert "31337" not in str(caught.value)
+    assert b"31337" not in b"".join(silos.sent)

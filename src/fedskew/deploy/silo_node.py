@@ -165,13 +165,15 @@ class SiloNode:
                 fills = checked_fills(question.content)
                 if is_arrays(self.path):
                     return self.silo.add_up(fills)
-                return self._table_numbers().add_up(fills)
+                with _reading_own(self.path):
+                    return self._table_numbers().add_up(fills)
 
     def _count(self, asked: Any) -> dict[str, list[Ints]]:
         intervals = checked_intervals(asked)
         if is_arrays(self.path):
             raise FedskewError(f"{self.path.name} holds arrays, whose numbers are not counted")
-        return self._table_numbers().count(intervals)
+        with _reading_own(self.path):
+            return self._table_numbers().count(intervals)
 
     def _table_numbers(self) -> SiloNumbers:
         """Return the numbers of the table: those that were kept when it described itself, or read again."""
@@ -264,6 +266,11 @@ class SiloNode:
         validation = None
         if share:
             validation = Split("validation", share, seed)
+        with _reading_own(self.path):
+            return self._read(validation)
+
+    def _read(self, validation: Split | None) -> Parted | ArraySilo:
+        """Return the table or the arrays of the silo, as read from its file."""
         if is_arrays(self.path):
             return ArraySilo(self.name, self.path, self._options, validation)
         read = datasets.get("silos")(**self._options)
