@@ -270,7 +270,7 @@ def test_things_are_found_in_their_package(shelf: Registry):
     assert shelf.name_of(inspect.getdoc) is None
     with pytest.raises(
         FedskewError,
-        match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first; for",
+        match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first [(]one of",
     ):
         shelf.get("frist")
 

@@ -32,7 +32,7 @@ class Settings:
     Args:
         rounds: rounds of training
         per_round: clients chosen each round; by default all
-        sampling: how they are drawn, without replacement: uniform, or with probabilities by their size
+        sampling: how clients are drawn, without replacement: uniform, or with probabilities by their size
         epochs: local epochs of a chosen client
         batch_size: rows per local step
         lr: local learning rate
@@ -44,31 +44,32 @@ class Settings:
         augment: augmentation of images in training batches: none, a random crop after padding with 4 zeros on every
             side, a horizontal flip with probability 0.5, or both
         task: what is learnt (fedskew list tasks); auto for classification of classes, regression of numbers and
-            multilabel of several labels a row
+            multilabel of several labels per row
         metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
             round all of them are reported anyway
         metric: metric of the task that decides which round is best and when stop_after stops, and that tables and
             figures show first; by default the task's first one
-        thresholds: of two classes, predict the second above a probability that is chosen on the validation rows after
+        thresholds: for two classes, predict the second above a probability that is chosen on the validation rows after
             the last round, so that this metric is best there; both predictions are then scored
         schedule: local learning rate over rounds (fedskew list schedules)
         weights: aggregation weight of a client in every method: its rows (size), 1 (uniform), or as in the paper of
             each method (paper)
-        norm: BatchNorm: aggregated by the server (aggregate), local to each client (local), or aggregated except for
-            the running statistics, which are local (silo)
+        norm: BatchNorm: aggregated by the server (aggregate), local to each client (local), aggregated except for the
+            running statistics, which are local (silo), or not trained at all (frozen: statistics, scale and shift stay
+            as they are); a layer whose parameters are all frozen is always that
         fleet: simulated machines and connections of the clients (fedskew list fleets)
         engine: all clients of a round at once (stacked), one by one, the plain reference (loop), or as nodes of
             Flower's simulation, to try out a deployment (flower)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
-        workers: processes on this machine that train the clients of a round, with one thread each; any number gives the
-            same result, and one that differs from a run without workers in the last bits, because it adds up clients in
-            another order
+        workers: processes on this machine that train the clients of a round, with one thread each; any number of them
+            gives the same result, which differs in the last bits from a run without workers, where clients are added
+            up in another order
         threads: CPU threads; by default chosen by the engine
         precision: precision of products in the layers of a model during training on a GPU; tf32 and bf16 are faster and
             less exact, while weights, sums and evaluation keep dtype
-        memory: most gigabytes for a stack of clients; by default 2, and on a GPU half of what is free (fix it for the
-            same bits on GPUs of different sizes)
+        memory: gigabytes that a stack of clients may take; by default 2, and on a GPU half of what is free (fix it for
+            the same bits on GPUs of different sizes)
         seed: seed of the initial weights, the selection of clients and the batches
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows for the global model's training loss; a fixed random sample, or none for all
@@ -101,7 +102,7 @@ class Settings:
     thresholds: Literal["accuracy", "balanced_accuracy", "macro_f1"] | None = None
     schedule: str | Mapping[str, Any] = "constant"
     weights: Literal["size", "uniform", "paper"] = "size"
-    norm: Literal["aggregate", "local", "silo"] = "aggregate"
+    norm: Literal["aggregate", "local", "silo", "frozen"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
     engine: Literal["stacked", "loop", "flower"] = "stacked"
     device: str = "auto"
@@ -143,7 +144,7 @@ class Experiment(Settings):
 
     Args:
         data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images; a pattern or a folder
-            of such files is one client a file
+            of such files makes one client per file
         validation: share of the training rows set aside for choosing hyper-parameters
         skew: how the training rows are partitioned (fedskew list skews); auto for dirichlet:alpha=0.2, or for natural
             where the data comes with its clients (several files)
@@ -152,8 +153,10 @@ class Experiment(Settings):
         client_test: share of each client's rows that is held out to test its model
         client_validation: share of each client's rows that is set aside to choose numbers by, with the model that the
             client uses; drawn after client_test, from what remains
-        bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
-            the most frequent combinations of labels
+        unseen: share of the clients that take no part in training; after it, their held-out rows are scored with the
+            shared model, with that model fine-tuned, and with what the method gives newcomers
+        bins: bins that stand in for classes in skews and measures, where targets are not classes: quantiles of
+            numbers, or the most frequent combinations of labels
         model: network (fedskew list models)
         algorithm: method (fedskew list algorithms)
     """
@@ -165,6 +168,7 @@ class Experiment(Settings):
     split_seed: Annotated[int | None, NonNegative] = None
     client_test: Annotated[float, PartialShare] = 0.0
     client_validation: Annotated[float, PartialShare] = 0.0
+    unseen: Annotated[float, PartialShare] = 0.0
     bins: Annotated[int | None, Bounds(2, 1000)] = None
     model: str | Mapping[str, Any] = "mlp"
     algorithm: str | Mapping[str, Any] = "fedavg"

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST = 1_500  # characters of a message
+_FEW = 10  # names that are known, which are listed beside the nearest one
 
 
 class FedskewError(ValueError):
@@ -42,8 +43,14 @@ class Interrupted(KeyboardInterrupt):
         self.code = code
 
 
+class BudgetSpentError(FedskewError):
+    """Raised when the time of a study is up before its last run. The message says how to continue."""
+
+    code = 75  # of the command: try again later
+
+
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> FedskewError:
-    """Return the error for a name that is not registered, with the nearest known name first and ``more`` last.
+    """Return the error for a name that is not registered: the nearest known name, or all of them, and ``more`` last.
 
     >>> str(unknown("skew", "dirichlt", ["dirichlet", "iid"]))
     "unknown skew 'dirichlt': did you mean 'dirichlet'? Known: dirichlet, iid"
@@ -52,10 +59,12 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Fedsk
     name = name[:_LONGEST]
     names = names[:_LONGEST]
     close = difflib.get_close_matches(name, names, n=1)
-    hint = ""
-    if close:
-        hint = f"did you mean {close[0]!r}? "
-    return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{more}")
+    if not close:
+        return FedskewError(f"unknown {kind} {name!r}: Known: {', '.join(names)}{more}")
+    text = f"unknown {kind} {name!r}: did you mean {close[0]!r}?"
+    if len(names) <= _FEW:
+        text += f" Known: {', '.join(names)}"
+    return FedskewError(f"{text}{more}")
 
 
 class UnansweredError(FedskewError):

@@ -55,7 +55,7 @@ def read_manifest(path: Path, formats: range) -> dict[str, Any]:
         if isinstance(problem, FedskewError):
             raise
         raise FedskewError(
-            f"{path} is damaged: it is no manifest ({type(problem).__name__})"
+            f"{path} is damaged: it is not a manifest ({type(problem).__name__})"
         ) from None
     if not whole:
         raise FedskewError(f"{path} is damaged: its checksum is not that of its content")

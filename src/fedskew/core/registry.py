@@ -7,6 +7,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -17,6 +18,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from weakref import WeakKeyDictionary
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.option_values import NOT_OF_TYPE, converted, type_name
@@ -24,7 +26,7 @@ from fedskew.core.plugins import OWN, load_entry_points, place
 
 T = TypeVar("T", bound=Callable[..., Any])
 Thing = TypeVar("Thing", bound=Callable[..., Any])
-YOURS = "; for one of your own: fedskew --import FILE"  # where names are not known
+YOURS = " (one of your own: fedskew --import FILE)"  # where names are not known
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,18 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
-def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
+_options: "WeakKeyDictionary[Callable[..., Any], Mapping[str, Option]]" = WeakKeyDictionary()
+
+
+def options_of(thing: Callable[..., Any]) -> Mapping[str, Option]:
     """Return the options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
+    if thing not in _options:
+        _options[thing] = MappingProxyType(_read_options(thing))
+    return _options[thing]
+
+
+def _read_options(thing: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options by signature, annotations and docstring."""
     target = thing
     keyword_kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if is_dataclass(thing):
@@ -386,7 +398,7 @@ class Registry(Generic[T]):
         """Return the first line of its docstring."""
         return (inspect.getdoc(self.get(name)) or "").splitlines()[0]
 
-    def options(self, name: str) -> dict[str, Option]:
+    def options(self, name: str) -> Mapping[str, Option]:
         """Return its options by name."""
         return options_of(self.get(name))
 

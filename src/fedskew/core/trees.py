@@ -95,6 +95,14 @@ def _finite_sums(values: list[Tensor], precision: torch.dtype | None) -> NDArray
     return fine
 
 
+def leaves(tensors: Tensors) -> Tensors:
+    """Return the same numbers as tensors whose gradients can be asked for; memory is shared."""
+    result: Tensors = {}
+    for name, value in tensors.items():
+        result[name] = value.detach().requires_grad_()
+    return result
+
+
 def copied(tree: Tree) -> Tree:
     """Return a copy of a tree in memory of its own."""
     result: Tree = {}
