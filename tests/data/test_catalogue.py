@@ -16,10 +16,13 @@ ASKED = {
     *(
         "digits",
         "diabetes",
+        "fedscale",
+        "leaf",
         "mnist",
         "fashion-mnist",
         "qmnist",
         "femnist",
+        "shakespeare",
         "cifar10",
         "cifar100",
         "uci-har",
@@ -35,6 +38,7 @@ ASKED = {
         "vehicles",
         "driving-behavior",
     ),
+    *("heart-disease", "natural", "vader"),
     *("csv", "parquet", "npz", "images", "silos"),
 }
 FETCHABLE = {

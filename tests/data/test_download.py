@@ -454,12 +454,12 @@ BAD_ARCHIVES = {
     "link": (
         "zip",
         lambda: zipped((entry("My Set/link", 0o120777), b"/etc/passwd")),
-        "'My Set/link', which is no file",
+        "'My Set/link', which is not a file",
     ),
     "device": (
         "zip",
         lambda: zipped((entry("My Set/null", 0o020666), b"")),
-        "'My Set/null', which is no file",
+        "'My Set/null', which is not a file",
     ),
     "encrypted": (
         "zip",
@@ -477,9 +477,13 @@ BAD_ARCHIVES = {
         lambda: edited(bomb(), 22, 24, b"d\0\0\0"),
         "cannot be unpacked",
     ),
-    "symbolic link": ("tar.gz", lambda: tarred(tarfile.SYMTYPE), "'My Set/odd', which is no file"),
-    "hard link": ("tar.gz", lambda: tarred(tarfile.LNKTYPE), "'My Set/odd', which is no file"),
-    "pipe": ("tar.gz", lambda: tarred(tarfile.FIFOTYPE), "'My Set/odd', which is no file"),
+    "symbolic link": (
+        "tar.gz",
+        lambda: tarred(tarfile.SYMTYPE),
+        "'My Set/odd', which is not a file",
+    ),
+    "hard link": ("tar.gz", lambda: tarred(tarfile.LNKTYPE), "'My Set/odd', which is not a file"),
+    "pipe": ("tar.gz", lambda: tarred(tarfile.FIFOTYPE), "'My Set/odd', which is not a file"),
     "tar bomb": (
         "tar.gz",
         lambda: tarred(tarfile.REGTYPE, 100_000_000),

@@ -210,7 +210,7 @@ def test_letters_are_no_spellings_of_yes_and_no() -> None:
     ("labels", "message"),
     [
         ("yes:Y", r"holds the class 'no', which labels=yes:Y does not name"),
-        ("yes:Y+no:Y", r"'Y' is no spelling of one class alone"),
+        ("yes:Y+no:Y", r"'Y' is not a spelling of one class alone"),
         ("yes:+no", r"labels=yes:\+no"),
     ],
 )
@@ -232,7 +232,7 @@ def test_clients_of_a_split_need_no_labels(tmp_path: Path) -> None:
     assert data.shape == (4,)
 
 
-# -- columns that are no features --------------------------------------------------------------------------------------
+# -- columns that are not features ----------------------------------------------------------------------------------
 
 
 def with_odd_columns(seed: int) -> pd.DataFrame:

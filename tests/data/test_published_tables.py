@@ -8,6 +8,7 @@ import pytest
 
 from fedskew.core.errors import FedskewError
 from fedskew.data import load
+from fedskew.data.sources.published_tables import _NETFLOW_COUNTS
 
 
 def covtype_lines(rows: int = 70) -> list[str]:
@@ -47,6 +48,9 @@ def test_covtype(data_root: Path) -> None:
     assert data.notes[0] == "covtype.data.gz holds 70 of the published 581,012 rows"
     (data_root / "covtype" / "sample.data").write_text("".join(covtype_lines(14)))
     assert len(load("covtype:file=sample.data,test=0.5").train) == 7
+    two = load("covtype:types=frequent,test=0.5")
+    assert two.classes == ("Spruce/Fir", "Lodgepole Pine")
+    assert np.bincount(np.concatenate([two.train.y, two.test.y])).tolist() == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,29 @@ def test_unsw_nb15(data_root: Path) -> None:
     assert (len(data.train), len(data.test)) == (12, 6)
     assert data.classes == ("Exploits", "Normal", "Worms")
     assert data.features == ("dur", "proto=tcp", "proto=udp", "service=-", "state=FIN", "spkts")
+
+
+def test_unsw_nb15_with_the_shares_of_netflow_records(data_root: Path) -> None:
+    write_unsw(data_root / "unsw-nb15", "training", 12)
+    with pytest.raises(
+        FedskewError, match="needs flows of all classes, and there are none of Analysis"
+    ):
+        load("unsw-nb15:part=train,shares=netflow")
+    kinds = list(_NETFLOW_COUNTS)
+    path = data_root / "unsw-nb15" / "UNSW_NB15_training-set.csv"
+    lines = ["id,dur,proto,attack_cat,label\n"]
+    for n in range(30_000):
+        kind = kinds[max(n % 30 - 20, 0)]  # 21 of 30 normal, one of each attack
+        lines.append(f"{n},{n},tcp,{kind},0\n")
+    path.write_text("".join(lines))
+    data = load("unsw-nb15:part=train,shares=netflow,drop=proto,standardize=false,test=0.2")
+    counts = np.bincount(np.concatenate([data.train.y, data.test.y]))
+    found = dict(zip(data.classes, counts.tolist(), strict=True))
+    scale = 21_000 / 1_550_712  # normal flows are the scarcest for their share
+    assert found == {name: round(count * scale) for name, count in _NETFLOW_COUNTS.items()}
+    assert found["Normal"] / sum(found.values()) == pytest.approx(0.955, abs=0.001)
+    assert data.features == ("dur",)
+    assert (np.diff(data.train.x[:, 0]) > 0).all()  # as it is stored, in its own units
 
 
 def test_nf_unsw_nb15_leaves_out_what_gives_the_attack_away(data_root: Path) -> None:

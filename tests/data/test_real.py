@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedskew.data import Dataset, listing, load
+from fedskew.data.sources.natural_tables import TABLES
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +128,30 @@ def test_driving_behavior(states: dict[str, str]) -> None:
     data = load("driving-behavior")
     assert (len(data.train), len(data.test)) == (3644, 3084)
     assert data.classes == ("AGGRESSIVE", "NORMAL", "SLOW")
+
+
+def test_heart_disease(states: dict[str, str]) -> None:
+    need(states, "heart-disease")
+    data = load("heart-disease")
+    assert len(data.train) + len(data.test) == 920
+    flamby = load("heart-disease:version=flamby")
+    assert (len(flamby.train), len(flamby.test)) == (486, 254)
+    assert flamby.test.group is not None
+    assert np.bincount(flamby.test.group).tolist() == [104, 89, 16, 45]
+    assert len(flamby.features) == 13
+
+
+def test_vader(states: dict[str, str]) -> None:
+    need(states, "vader")
+    data = load("vader")
+    assert len(data.train) + len(data.test) == 23_703
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_natural_tables(states: dict[str, str], name: str) -> None:
+    need(states, "natural")
+    pytest.importorskip("pyarrow")
+    data = load(f"natural:table={name}")
+    assert data.train.group is not None
+    assert len(data.groups) > 4
+    assert np.count_nonzero(np.bincount(data.train.group)) == len(data.groups)

@@ -11,7 +11,9 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, parse
 from fedskew.data.dataset import Dataset, Split, datasets
+from fedskew.data.pickled_splits import refuse_pickled
 from fedskew.data.readers.csv_format import OPTIONS
+from fedskew.data.readers.leaf import json_files
 from fedskew.data.readers.silo_files import holds_tables, is_pattern
 from fedskew.data.source import sources
 
@@ -55,7 +57,7 @@ def _with_reader(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def together(specs: Sequence[str]) -> str | dict[str, Any]:
-    """Return several files, patterns or folders as one choice, with the options of all of them: one client a file.
+    """Return several files, patterns or folders as one choice, with the options of all of them: one client per file.
 
     How a file is written is an option of that file alone.
 
@@ -89,16 +91,25 @@ def _reader_of(path: str, labelled: bool) -> str | None:
     with suppress(OSError, RuntimeError):  # an impossible file name, or an unknown home folder
         if is_pattern(path):
             return "silos"
+    with suppress(OSError, RuntimeError):
+        refuse_pickled(Path(path).expanduser())
     for ending, reader in _BY_ENDING.items():
         if path.lower().endswith(ending):
             return reader
     with suppress(OSError, RuntimeError):
         folder = Path(path).expanduser()
         if folder.is_dir():
-            if labelled or holds_tables(folder):
-                return "silos"
-            return "images"
+            return _reader_of_folder(folder, labelled)
     return None
+
+
+def _reader_of_folder(folder: Path, labelled: bool) -> str:
+    """Return what reads a folder, by what is in it."""
+    if labelled or holds_tables(folder):
+        return "silos"
+    if json_files(folder / "train"):
+        return "leaf"
+    return "images"
 
 
 def load(
@@ -108,7 +119,7 @@ def load(
 
     Args:
         spec: a name with options (text or table), or a path: .csv, .parquet, .npz, a pattern for several
-            of them or a folder of them (one client a file), a folder of images
+            of them or a folder of them (one client per file), a folder of images
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
 

@@ -50,7 +50,7 @@ def categories(column: "Column") -> tuple[Ints, list[str]]:
         codes, values = pd.factorize(column)
     except TypeError:
         raise FedskewError(
-            f"column {column.name!r} holds lists or the like, expected one value a row"
+            f"column {column.name!r} holds lists or the like, expected one value per row"
         ) from None
     texts = [text_of(value) for value in values]
     texts.append(MISSING)
@@ -179,7 +179,7 @@ def _first_odd(column: "Column") -> Any:
 
 
 def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8]:
-    """Columns of 0 and 1 (or of true and false) as a matrix, one column a label."""
+    """Columns of 0 and 1 (or of true and false) as a matrix, one column per label."""
     labels = []
     for title, column in columns.items():
         refuse_missing(name, f"column {title!r}", column)

@@ -76,7 +76,7 @@ def _classes_by_spelling(labels: Sequence[str]) -> dict[str, str]:
             known = classes.setdefault(_plain(spelling), name)
             if known != name or not spelling.strip():
                 raise FedskewError(
-                    f"labels={'+'.join(labels)}: {spelling!r} is no spelling of one class alone: write "
+                    f"labels={'+'.join(labels)}: {spelling!r} is not a spelling of one class alone: write "
                     "CLASS:SPELLING:SPELLING+CLASS:SPELLING"
                 )
     return classes
@@ -135,7 +135,7 @@ def _same_classes(texts: Mapping[str, Sequence[str]]) -> list[list[str]]:
 def _are_yes_and_no(texts: Iterable[str]) -> bool:
     """Return whether classes are to be read as yes and no: all are known spellings of these, or several words are.
 
-    Letters and digits alone, such as those of handwriting, are no spellings of yes and no.
+    Letters and digits alone, such as those of handwriting, are not spellings of yes and no.
     """
     plain = set(map(_plain, texts))
     if plain <= _KNOWN.keys():

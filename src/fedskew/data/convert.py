@@ -1,8 +1,6 @@
 """Data sets from arrays, tensors and data frames in memory."""
 
-from array import array
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,11 @@ from fedskew.data.cells import (
     label_matrix,
     need_column,
     number_groups,
-    number_labels,
     numbers,
 )
 from fedskew.data.dataset import Dataset, Rows, Split
+from fedskew.data.declared_classes import numbered
+from fedskew.data.item_datasets import gives_items
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
 from fedskew.data.readers.csv_format import OPTIONS
 from fedskew.data.readers.table import SiloTables, Table
@@ -28,14 +27,12 @@ from fedskew.data.targets import Target, Targets
 if TYPE_CHECKING:
     from fedskew.data.cells import Column
 
-# Which have an end
-_SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)
 _OF_FILES = ("path", "test_path", *OPTIONS)  # options of a table in a file
 
 
 @dataclass(frozen=True)
 class Loose:
-    """Rows whose labels and groups still have the user's names; ``y`` has one column, or one a label with its name."""
+    """Rows whose labels and groups still have the user's names; ``y`` has one column, or one per label by its name."""
 
     x: Numbers
     y: "Mapping[str, Column]"
@@ -56,6 +53,7 @@ def from_arrays(
     standardize: bool = False,
     name: str = "arrays",
     target: Target = "class",
+    classes: "int | Sequence[str] | None" = None,
 ) -> Dataset:
     """Return a data set from ``(x, y)``, ``(x, y, group)`` or a data frame with ``label=`` (and perhaps ``group=``).
 
@@ -74,7 +72,9 @@ def from_arrays(
         seed: seed of that choice
         standardize: bring every column or channel to mean 0 and deviation 1
         name: its name in reports
-        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column a label
+        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        classes: how many classes there are, 0 … K-1, or their names, where some may have no row; by default those
+            with rows
 
     >>> rows = from_arrays(([[0.0], [1.0], [2.0], [3.0]], ["cat", "dog", "cat", "dog"]), test_share=0.5)
     >>> rows.classes, len(rows.train), len(rows.test)
@@ -84,7 +84,7 @@ def from_arrays(
     tested = None
     if test is not None:
         tested = part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
-    rows, classes, groups = split_parts(name, train, tested, target)
+    rows, names, groups = split_parts(name, train, tested, target, classes)
     if tested is None:
         test_rows: Rows | Split = Split("test", test_share, split_seed)
     else:
@@ -92,7 +92,7 @@ def from_arrays(
     scaled = None
     if standardize:
         scaled = everything(train.x)
-    raw = Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled)
+    raw = Arrays(rows[0], test_rows, names, groups, train.features, scaled=scaled)
     held_out = None
     if validation:
         held_out = Split("validation", validation, seed)
@@ -131,7 +131,7 @@ def _frame_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a data frame: what the user gave, checked, and the defaults."""
     from fedskew.data.readers.user_files import table
 
-    known = options_of(table)
+    known = dict(options_of(table))
     for name in _OF_FILES:
         del known[name]
     for name in options:
@@ -221,19 +221,15 @@ def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Lo
 
 
 def _refuse_datasets(name: str, values: Any) -> None:
-    """Raise an error for what gives its rows one by one, as PyTorch's datasets do: NumPy might read it without end."""
+    """Raise an error for what gives its rows one by one in the place of an array: NumPy might read it without end."""
     suspects = [values]
     if isinstance(values, (list, tuple)):
         suspects.extend(values)
     for one in suspects:
-        if (
-            hasattr(one, "__getitem__")
-            and not hasattr(one, "__array__")
-            and not isinstance(one, _SEQUENCES)
-        ):
+        if gives_items(one):
             raise FedskewError(
-                f"{name}: expected arrays, tensors or a data frame, got {type(one).__name__}: collect its rows first, "
-                "such as x = torch.stack([row for row, label in dataset]) and y = [label for row, label in dataset]"
+                f"{name}: expected arrays, tensors or a data frame, got {type(one).__name__}: give the data set "
+                "itself, or one of every client"
             )
 
 
@@ -256,10 +252,10 @@ def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Ma
 
 
 def _array_of_columns(name: str, what: str, values: Any, several: bool) -> Numbers:
-    """Return one value a row, or with ``several`` one column a label."""
+    """Return one value per row, or with ``several`` one column per label."""
     if several:
         dimensions = 2
-        expected = "a row of 0 and 1, one column a label"
+        expected = "a row of 0 and 1, one column per label"
     else:
         dimensions = 1
         expected = "one number or name a row"
@@ -321,7 +317,11 @@ def _features(name: str, values: Any) -> Numbers:
 
 
 def split_parts(
-    name: str, train: Loose, test: Loose | None, target: Target = "class"
+    name: str,
+    train: Loose,
+    test: Loose | None,
+    target: Target = "class",
+    classes: "int | Sequence[str] | None" = None,
 ) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
     """Return the parts with numbered labels and groups, and the names of both."""
     parts = [train]
@@ -336,7 +336,7 @@ def split_parts(
             raise FedskewError(
                 f"{name}: only one of the training and the test part has groups; give both or none"
             )
-    labels, classes = _targets(name, parts, target)
+    labels, names_of_classes = _targets(name, parts, target, classes)
     groups: list[Ints | None] = [None] * len(parts)
     names: tuple[str, ...] = ()
     if train.group is not None:
@@ -346,7 +346,7 @@ def split_parts(
     rows = []
     for part, y, group in zip(parts, labels, groups, strict=True):
         rows.append(Rows(part.x, y, group))
-    return rows, classes, names
+    return rows, names_of_classes, names
 
 
 def client_parts(
@@ -374,13 +374,21 @@ def client_parts(
 
 
 def _targets(
-    name: str, parts: list[Loose], target: Target
+    name: str,
+    parts: list[Loose],
+    target: Target,
+    classes: "int | Sequence[str] | None" = None,
 ) -> tuple[list[Targets], tuple[str, ...]]:
-    """The targets of the parts, and the names of the classes or labels; numbers have none."""
+    """The targets of the parts, and the names of the classes or labels; numbers have none.
+
+    ``classes`` are those declared.
+    """
+    if classes is not None and target != "class":
+        raise FedskewError(f"{name}: classes= is for targets that are classes: leave it out")
     if target == "labels":
         return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, "y", column) for column in columns], ()
-    labels, classes = number_labels(name, "y", columns)
-    return list(labels), classes
+    labels, names = numbered(name, columns, classes)
+    return list(labels), names

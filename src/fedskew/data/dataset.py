@@ -30,7 +30,7 @@ _NAMED = 10  # classes in a notebook
 class Rows:
     """Examples: features (float32, one entry of the first axis a row), targets, and a group number a row or None.
 
-    Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels a row (a uint8 matrix of 0 and 1).
+    Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels per row (a uint8 matrix of 0 and 1).
 
     ``series`` is the number of a row's series, where rows of one series overlap (windows): such rows share readings,
     so that they must have the same client. None: rows do not overlap.
@@ -38,7 +38,7 @@ class Rows:
     ``unit`` is what 1 in ``x`` was before standardisation, for every entry of the second axis (column or channel):
     skews compare variances in the units of the file. None: features are in these units.
 
-    ``bins`` stand in for classes wherever clients are to differ in their labels, where the targets are no classes.
+    ``bins`` stand in for classes wherever clients are to differ in their labels, where the targets are not classes.
 
     ``gaps`` says of every row and column of a table whether the entry was missing and is filled in. None: nothing
     was, or it is not known.
@@ -72,7 +72,7 @@ class Rows:
             return self.bins.of
         if self.target == "class":
             return self.y
-        what = "several labels a row"
+        what = "several labels per row"
         if self.target == "number":
             what = "numbers"
         raise FedskewError(

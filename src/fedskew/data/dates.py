@@ -98,7 +98,8 @@ def _days_by_text(where: str, title: str, texts: list[str]) -> dict[str, float]:
             moment = _moment(text, day_first)
         except ValueError:
             raise FedskewError(
-                f"{where}: column {title!r} holds a value that is no date among dates: correct it, or say drop={title}"
+                f"{where}: column {title!r} holds a value that is not a date among dates: correct it, or "
+                f"say drop={title}"
             ) from None
         days[text] = moment.timestamp() / 86_400
     return days

@@ -381,13 +381,13 @@ def _zip_member(member: zipfile.ZipInfo) -> _Member:
     if member.flag_bits & 1:
         odd = "is encrypted"
     elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        odd = "is no file"
+        odd = "is not a file"
     # No more than file_size bytes are unpacked
     return _Member(member.filename, member.file_size, odd)
 
 
 def _tar_member(member: tarfile.TarInfo) -> _Member:
-    odd = "is no file"
+    odd = "is not a file"
     if member.isdir() or (member.isreg() and not member.issparse()):
         odd = ""
     return _Member(member.name, member.size, odd)

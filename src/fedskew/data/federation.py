@@ -25,7 +25,7 @@ _SHOWN = 10  # clients and classes in a notebook
 class LabelColumns:
     """Columns of a picture of who holds what: what they are, their names, and the column of every row.
 
-    Of several labels a row, ``of`` is the matrix, and a row counts in several columns.
+    Of several labels per row, ``of`` is the matrix, and a row counts in several columns.
     """
 
     title: str
@@ -45,14 +45,15 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their training rows; ``held_out`` are rows that each client keeps for testing its own model.
+    """Clients with their training rows. ``held_out`` are rows that each client keeps for testing its own model.
 
     ``client_validation`` are rows that each client sets aside to choose numbers by. Nobody trains on either.
+    ``unseen`` are further clients, which take no part in training and are scored after it.
 
-    ``treated`` are the rows of ``data.train`` after treatments (noise, relabel); ``data`` stays as it was read, so
+    ``treated`` are the rows of ``data.train`` after treatments (noise, relabel). ``data`` stays as it was read, so
     that it can be partitioned again. ``train`` returns the rows to train on.
 
-    ``recipe`` has the settings that reproduce the federation; it is empty when the data or the partition are Python
+    ``recipe`` has the settings that reproduce the federation. It is empty when the data or the partition are Python
     objects.
     """
 
@@ -62,6 +63,7 @@ class Federation:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     treated: Rows | None = None
     client_validation: Partition | None = None
+    unseen: "Federation | None" = None
 
     def __repr__(self) -> str:
         return one_line("Federation", self._said)
@@ -192,6 +194,8 @@ class Federation:
                 parts.update(np.ascontiguousarray(values[::step]).tobytes())
         if self.client_validation is not None:
             parts.update(self.client_validation.digest.encode())
+        if self.unseen is not None:
+            parts.update(self.unseen.partition.digest.encode())
         return parts.hexdigest()
 
 

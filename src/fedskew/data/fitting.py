@@ -221,7 +221,7 @@ class Silos(Protocol):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A schema, what the silos told about themselves, and which columns are no features, with the reason of each."""
+    """A schema, what the silos told about themselves, and which columns are not features, with the reason of each."""
 
     schema: Schema
     described: tuple[Description, ...]

@@ -1,4 +1,4 @@
-"""Columns that are no features unless the user keeps them: ids, dates, constants, texts of nearly every row.
+"""Columns that are not features unless the user keeps them: ids, dates, constants, texts of nearly every row.
 
 The decision follows from what each client tells about its columns, so that files here and files at nodes give the same.
 """
@@ -58,7 +58,7 @@ class _Judged(NamedTuple):
 
 
 def reason_to_leave_out(title: str, described: "Sequence[Description]", max_categories: int) -> str:
-    """Return why a column is no feature; empty if it is one."""
+    """Return why a column is not a feature; empty if it is one."""
     judged = []
     for one in described:
         facts = one.columns.get(title)
@@ -145,7 +145,7 @@ def _is_named_id(title: str) -> bool:
 def columns_left_out(
     titles: Iterable[str], described: "Sequence[Description]", request: "Request"
 ) -> dict[str, str]:
-    """Return the columns that are no features, with the reason of each, but for those that the user keeps."""
+    """Return the columns that are not features, with the reason of each, but for those that the user keeps."""
     if request.keep is None:
         return {}
     found = {}
@@ -171,4 +171,4 @@ def left_out_sentence(left_out: Mapping[str, str]) -> str:
     fixes = [f"keep={'+'.join(left_out)} keeps them", f"drop={'+'.join(left_out)} says so"]
     if DATES in titles:
         fixes.append("dates=days makes numbers of dates")
-    return f"left out, as they are no features: {'; '.join(said)}: {', '.join(fixes)}"
+    return f"left out, as they are not features: {'; '.join(said)}: {', '.join(fixes)}"

@@ -1,6 +1,7 @@
 """The partition: the rows of each client, as one row array and one offset array."""
 
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
@@ -19,8 +21,8 @@ from fedskew.core.streams import Ints
 class Partition:
     """The rows of each client: client k has ``rows[offsets[k]:offsets[k + 1]]``.
 
-    ``settled`` are options that the skew has chosen itself for these rows and clients; they are recorded by a run,
-    and are not part of the partition.
+    ``settled`` are options that the skew has chosen itself for these rows and clients. A run records them,
+    and they are not part of the partition.
 
     >>> Partition.from_owner(np.array([1, 0, 1]), clients=2).of(1).tolist()
     [0, 2]
@@ -71,6 +73,20 @@ class Partition:
     def _repr_html_(self) -> str:
         facts = {"clients": self.clients, "rows": len(self.rows), "rows of a client": self.spread}
         return facts_as_html("Partition", {**facts, **self.settled})
+
+    @property
+    def distinct(self) -> "Partition":
+        """Return the partition of the clients whose rows are stored: all of them."""
+        return self
+
+    def of_everyone(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers of all clients from those of the ``distinct`` ones."""
+        return values
+
+    @property
+    def total(self) -> int:
+        """Return how many rows all clients have together."""
+        return len(self.rows)
 
     @property
     def spread(self) -> str:
@@ -155,8 +171,14 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """Write both arrays to a compressed ``.npz`` file."""
-        with path.open("wb") as file:  # given a name instead, NumPy would change its ending
-            np.savez_compressed(file, rows=self.rows, offsets=self.offsets)
+        path.write_bytes(self._compressed)
+
+    @cached_property
+    def _compressed(self) -> bytes:
+        """Return the ``.npz`` file: the runs of a study share partitions, and compressing takes time."""
+        content = io.BytesIO()
+        np.savez_compressed(content, rows=self.rows, offsets=self.offsets)
+        return content.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> "Partition":

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class TableSilo:
-    """A client's table: ``rows`` are its training rows, ``left_out`` columns that are no features (label and group).
+    """A client's table: ``rows`` are its training rows, ``left_out`` columns that are not features (label and group).
 
     ``more`` are further tables of the client, whose classes count as well: its test rows. Errors begin with ``where``.
     ``days`` are columns of dates, whose numbers are days.

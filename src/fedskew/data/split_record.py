@@ -32,7 +32,7 @@ def read_split_record(folder: Path) -> dict[str, Any]:
     with reading(path):
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
-            raise FedskewError(f"{path} is damaged: it is no record of a split")
+            raise FedskewError(f"{path} is damaged: it is not a record of a split")
     if not {_FORMAT, _FILES, _CHECKSUM} & record.keys():
         return record  # of a former version
     content = dict(record)

@@ -1,4 +1,4 @@
-"""Targets: a class, a number or several labels a row; and bins, which stand in for classes where rows have none."""
+"""Targets: a class, a number or several labels per row; and bins, which stand in for classes where rows have none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 
-# int64 0 … K-1 | float32 | a matrix of 0 and 1, one column a label; it is uint8, which takes a quarter of float32 and
+# int64 0 … K-1 | float32 | a matrix of 0 and 1, one column per label; it is uint8, which takes a quarter of float32 and
 # cannot be taken for numbers.
 Target: TypeAlias = Literal["class", "number", "labels"]
 Targets: TypeAlias = NDArray[Any]
@@ -20,7 +20,7 @@ OTHER = "other"
 
 
 def kind_of(y: Targets) -> Target:
-    """Return what the targets are: one class, one number or several labels a row."""
+    """Return what the targets are: one class, one number or several labels per row."""
     if y.ndim == 2:
         return "labels"
     if y.dtype.kind == "f":
@@ -118,7 +118,7 @@ def _check_labels(where: str, y: Targets, labels: int) -> None:
 def _check_numbers(where: str, y: Targets, classes: int) -> None:
     if y.dtype != np.float32 or y.ndim != 1:
         raise FedskewError(
-            f"{where}: targets of shape {y.shape} and type {y.dtype}, expected one float32 number a row"
+            f"{where}: targets of shape {y.shape} and type {y.dtype}, expected one float32 number per row"
         )
     if classes:
         raise FedskewError(

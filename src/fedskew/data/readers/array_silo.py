@@ -79,7 +79,7 @@ class ArraySilo:
         for title in fills:
             if title not in by_title:
                 raise FedskewError(
-                    f"add_up: {title!r} is no column of x, which has {len(by_title)}: start a new run"
+                    f"add_up: {title!r} is not a column of x, which has {len(by_title)}: start a new run"
                 )
         return {title: by_title[title] for title in fills}
 
@@ -171,7 +171,7 @@ def _names(name: str, described: Sequence[Description], request: Request) -> tup
     for one in described:
         if one.classes.keys() != first.classes.keys():
             raise FedskewError(
-                f"{name}: {one.name} has {len(one.classes)} labels a row, and {first.name} has {len(first.classes)}: "
+                f"{name}: {one.name} has {len(one.classes)} labels per row, and {first.name} has {len(first.classes)}: "
                 "give files of one kind"
             )
     return tuple(map(str, first.classes))

@@ -1,4 +1,4 @@
-"""Files of several clients: one client a file, named by it; tables (CSV, Parquet) or arrays (NPZ)."""
+"""Files of several clients: one client per file, named by it; tables (CSV, Parquet) or arrays (NPZ)."""
 
 import glob
 from collections.abc import Iterable, Mapping
@@ -83,7 +83,7 @@ def silos(
     dates: AsNumbers | None = None,
     duplicates: Duplicates = "keep",
 ) -> SiloTables | Arrays:
-    """Files of several clients, one client a file and named by it: CSV, Parquet or NPZ.
+    """Files of several clients, one client per file and named by it: CSV, Parquet or NPZ.
 
     Columns are aligned by name. Every client holds out test rows for itself, or has them in a file NAME-test.csv. What
     is fitted (categories, scales, medians) is fitted on the training rows of all, from counts and sums.

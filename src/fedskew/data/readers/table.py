@@ -44,7 +44,7 @@ class Table:
     ``test`` is the published test table or the split to draw; with a ``window`` the split keeps series whole. None: the
     table of one of several clients has no test rows, as all have a common test table.
 
-    ``labels`` are the spellings of classes. Columns that are no features by what they hold are left out, but for those
+    ``labels`` are the spellings of classes. Columns that are not features by what they hold are left out, but for those
     in ``keep``; None: every column is one. ``dates`` says what becomes of dates, ``duplicates`` of rows that equal an
     earlier one.
     """

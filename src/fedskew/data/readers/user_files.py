@@ -141,6 +141,7 @@ def npz(
     split_seed: int = 0,
     standardize: bool = True,
     target: Target = "class",
+    classes: Annotated[int | None, AtLeastOne] = None,
 ) -> Arrays:
     """Your own arrays: an NPZ file with x, y and perhaps group (and x_test, y_test, group_test).
 
@@ -152,7 +153,8 @@ def npz(
         test_path: a second file with the test rows, instead of a split
         split_seed: seed of the split
         standardize: bring every column or channel to mean 0 and deviation 1
-        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column a label
+        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        classes: how many classes there are, 0 … K-1, where some may have no row; by default those with rows
     """
     file = Path(path).expanduser()
     arrays = read_npz(file)
@@ -163,14 +165,14 @@ def npz(
         tested = part_from(str(test_file), pick(test_file, read_npz(test_file), ""), target)
     elif "x_test" in arrays:
         tested = part_from(str(file), pick(file, arrays, "_test"), target)
-    rows, classes, groups = split_parts(str(file), train, tested, target)
+    rows, names, groups = split_parts(str(file), train, tested, target, classes)
     test_rows: Rows | Split = Split("test", test, split_seed)
     if tested is not None:
         test_rows = rows[1]
     scaled = None
     if standardize:
         scaled = everything(train.x)
-    return Arrays(rows[0], test_rows, classes, groups, train.features, scaled=scaled, counted=True)
+    return Arrays(rows[0], test_rows, names, groups, train.features, scaled=scaled, counted=True)
 
 
 def read_table(
@@ -346,7 +348,7 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
     for field in kept:
         if types.is_nested(field.type):
             raise FedskewError(
-                f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with "
+                f"{path}: column {field.name!r} holds {field.type}, not one value per row: leave it out with "
                 f"drop={field.name} or make a column of each part"
             )
     return file.read([field.name for field in kept])

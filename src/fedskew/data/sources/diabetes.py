@@ -1,12 +1,13 @@
 """scikit-learn's diabetes table: the regression data set that is always there."""
 
-from typing import Any
-
 import numpy as np
 
 from fedskew.data.dataset import Rows, Split
 from fedskew.data.readers.arrays import Arrays, everything
 from fedskew.data.source import Source, TestShare, register
+from fedskew.data.sources.bundled_table import bundled_table
+
+_COLUMNS = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6")
 
 
 @register(
@@ -22,16 +23,15 @@ def diabetes(*, test: TestShare = 0.2, split_seed: int = 0, standardize: bool = 
         split_seed: seed of the split
         standardize: bring every column to mean 0 and deviation 1
     """
-    from sklearn.datasets import load_diabetes
-
-    found: Any = load_diabetes(scaled=False)
+    columns = bundled_table("diabetes_data_raw.csv.gz")
+    progression = bundled_table("diabetes_target.csv.gz")
     scaled = None
     if standardize:
-        scaled = everything(found.data)
+        scaled = everything(columns)
     return Arrays(
-        train=Rows(found.data, found.target.astype(np.float32)),
+        train=Rows(columns, progression.astype(np.float32)),
         test=Split("test", test, split_seed),
         classes=(),
-        features=tuple(found.feature_names),
+        features=_COLUMNS,
         scaled=scaled,
     )

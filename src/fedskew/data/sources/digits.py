@@ -5,6 +5,7 @@ import numpy as np
 from fedskew.data.dataset import Rows, Split
 from fedskew.data.readers.arrays import Arrays, PixelScale, scaled_pixels
 from fedskew.data.source import Source, TestShare, register
+from fedskew.data.sources.bundled_table import bundled_table
 
 
 @register("digits", Source("CC BY 4.0 (UCI 80), part of scikit-learn; Alpaydin, Kaynak 1998"))
@@ -16,10 +17,8 @@ def digits(*, test: TestShare = 0.2, split_seed: int = 0, scale: PixelScale = "s
         split_seed: seed of the split
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    train = Rows(images.reshape(-1, 1, 8, 8), labels.astype(np.int64))
+    table = bundled_table("digits.csv.gz", ",")
+    train = Rows(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64))
     return Arrays(
         train=train,
         test=Split("test", test, split_seed),

@@ -1,6 +1,5 @@
 """FEMNIST as LEAF writes it: JSON files with the digits and letters of every writer."""
 
-import json
 import string
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.files import read_text, reading
-from fedskew.data.cells import numbers_of
 from fedskew.data.dataset import Rows
 from fedskew.data.readers.arrays import Arrays, PixelScale, scaled_pixels
+from fedskew.data.readers.leaf import UserRows, json_files, read_users
 from fedskew.data.source import Source, find, register
 
 # LEAF numbers digits first, then capital, then small letters.
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
+_CONTENT = "LEAF's FEMNIST: users with 784 pixels x and labels y"
 _BRIGHTEST = 255  # LEAF writes pixels from 0 to 1
 
 
@@ -42,52 +41,24 @@ def femnist(*, scale: PixelScale = "standard") -> Arrays:
     # Both are looked for before the first, which takes long, is read
     train_folder = find("femnist", "femnist/train")
     test_folder = find("femnist", "femnist/test")
-    x, y, writers, counts = _read(train_folder)
-    test_x, test_y, test_writers, test_counts = _read(test_folder)
-    names = sorted({*writers, *test_writers})
-    train = Rows(x, y, np.repeat(numbers_of(writers, names), counts))
-    test = Rows(test_x, test_y, np.repeat(numbers_of(test_writers, names), test_counts))
-    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=scaled_pixels(x, scale))
+    train = _read(train_folder)
+    test = _read(test_folder)
+    names = sorted({*train.users, *test.users})
+    return Arrays(
+        Rows(train.x, np.array(train.y), train.numbered(names)),
+        Rows(test.x, np.array(test.y), test.numbered(names)),
+        _CLASSES,
+        groups=tuple(names),
+        scaled=scaled_pixels(train.x, scale),
+    )
 
 
-def _read(folder: Path) -> tuple[Any, Any, list[str], list[int]]:
+def _read(folder: Path) -> UserRows:
     """Return images, labels, writers and the rows of each writer, of all files of a folder."""
-    files = sorted(folder.glob("*.json"))
+    files = json_files(folder)
     if not files:
         raise FedskewError(f"femnist: there are no .json files in {folder}")
-    images = []
-    labels = []
-    writers = []
-    counts = []
-    for file in files:
-        for writer, x, y in _writers(file):
-            images.append(x)
-            labels.append(y)
-            writers.append(writer)
-            counts.append(len(y))
-    return np.concatenate(images), np.concatenate(labels), writers, counts
-
-
-def _writers(file: Path) -> list[tuple[str, Any, Any]]:
-    text = read_text(file)
-    with reading(file):
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FedskewError(
-                f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again"
-            ) from None
-        found = []
-        try:
-            for writer in content["users"]:
-                found.append((str(writer), *_writer(content["user_data"][writer])))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FedskewError(
-                f"{file} is not LEAF's FEMNIST: users with 784 pixels x and labels y expected ({error})"
-            ) from None
-    if not found:
-        raise FedskewError(f"{file} is not LEAF's FEMNIST: it names no users")
-    return found
+    return read_users(files, _CONTENT, _writer)
 
 
 def _writer(data: dict[str, Any]) -> tuple[Any, Any]:

@@ -65,7 +65,7 @@ def pacs(
     pictures: list[Picture] = []
     for domain in _DOMAINS:
         pictures.extend(_by_folder(find("pacs", f"PACS/{domain}"), group=domain))
-    return _arrays(pictures, Split("test", test, split_seed), size, scale)
+    return picture_arrays(pictures, Split("test", test, split_seed), size, scale)
 
 
 @register(
@@ -92,7 +92,7 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
     """
     train = _digits_dg_part("train")
     test = _digits_dg_part("val")
-    return _arrays(
+    return picture_arrays(
         train, test, size, scale, notes=("the published validation images serve as test rows",)
     )
 
@@ -149,7 +149,7 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
                 f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes"
             )
         test.append(Picture(images / file, wnid))
-    return _arrays(
+    return picture_arrays(
         train, test, 64, scale, notes=("the published validation images serve as test rows",)
     )
 
@@ -188,7 +188,7 @@ def images(
     tested: list[Picture] | Split = Split("test", test, split_seed)
     if test_path is not None:
         tested = _layout(Path(test_path).expanduser(), layout)
-    return _arrays(_layout(folder, layout), tested, size, scale, color, notes)
+    return picture_arrays(_layout(folder, layout), tested, size, scale, color, notes)
 
 
 def _layout(folder: Path, layout: str) -> list[Picture]:
@@ -229,7 +229,7 @@ def _files(folder: Path, label: str, group: str = "") -> list[Picture]:
     return [Picture(file, label, group) for file in sorted(files)]
 
 
-def _arrays(
+def picture_arrays(
     train: Sequence[Picture],
     test: "Sequence[Picture] | Split",
     size: int,
@@ -237,6 +237,7 @@ def _arrays(
     color: str = "rgb",
     notes: tuple[str, ...] = (),
 ) -> Arrays:
+    """Return image files as arrays, with classes and groups in the order of their names."""
     pictures = list(train)
     if not isinstance(test, Split):
         pictures.extend(test)

@@ -65,11 +65,18 @@ _COVTYPE_ROWS = 581_012
         ),
     ),
 )
-def covtype(*, file: str = "covtype.data.gz", test: TestShare = 0.2, split_seed: int = 0) -> Arrays:
+def covtype(
+    *,
+    file: str = "covtype.data.gz",
+    types: Literal["all", "frequent"] = "all",
+    test: TestShare = 0.2,
+    split_seed: int = 0,
+) -> Arrays:
     """Seven forest cover types from 54 cartographic features, 581,012 rows.
 
     Args:
         file: another file of the same 55 columns in the covtype folder, such as a sample
+        types: all seven types, or the two frequent ones alone, Spruce/Fir and Lodgepole Pine, as NIID-Bench has them
         test: share of the rows held out for test, in proportion within every class
         split_seed: seed of the split
     """
@@ -82,10 +89,16 @@ def covtype(*, file: str = "covtype.data.gz", test: TestShare = 0.2, split_seed:
     notes: tuple[str, ...] = ()
     if len(y) != _COVTYPE_ROWS:
         notes = (f"{path.name} holds {len(y):,} of the published {_COVTYPE_ROWS:,} rows",)
+    classes: tuple[str, ...] = _COVERS
+    if types == "frequent":
+        classes = _COVERS[:2]
+        frequent = y <= len(classes)
+        values = values[frequent]
+        y = y[frequent]
     return Arrays(
         train=Rows(values[:, :-1], y - 1),
         test=Split("test", test, split_seed),
-        classes=_COVERS,
+        classes=classes,
         features=_COVTYPE_FEATURES,
         notes=notes,
         scaled=np.array([feature in _COVTYPE_NUMERIC for feature in _COVTYPE_FEATURES]),
@@ -119,6 +132,19 @@ def _numeric_table(path: Path, columns: int) -> "np.ndarray[tuple[int, int], np.
 
 _UNSW_TRAINING = "unsw-nb15/UNSW_NB15_training-set.csv"
 _UNSW_TESTING = "unsw-nb15/UNSW_NB15_testing-set.csv"
+# Flows of each class in NF-UNSW-NB15 (Sarhan et al. 2020), under the names of UNSW-NB15
+_NETFLOW_COUNTS = {
+    "Normal": 1_550_712,
+    "Exploits": 24_736,
+    "Fuzzers": 19_463,
+    "Reconnaissance": 12_291,
+    "Generic": 5_570,
+    "DoS": 5_051,
+    "Analysis": 1_995,
+    "Backdoor": 1_782,
+    "Shellcode": 1_365,
+    "Worms": 153,
+}
 
 
 @register(
@@ -133,12 +159,22 @@ _UNSW_TESTING = "unsw-nb15/UNSW_NB15_testing-set.csv"
     ),
 )
 def unsw_nb15(
-    *, part: Literal["all", "train"] = "all", test: TestShare = 0.2, split_seed: int = 0
+    *,
+    part: Literal["all", "train"] = "all",
+    shares: Literal["own", "netflow"] = "own",
+    drop: tuple[str, ...] = (),
+    standardize: bool = True,
+    test: TestShare = 0.2,
+    split_seed: int = 0,
 ) -> Table:
     """Network flows: normal traffic and nine kinds of attack, 42 features, published split.
 
     Args:
         part: all for the published split; train for the training file alone, which is then split
+        shares: the classes as often as they are (own), or thinned out at random to the shares that they have in
+            NF-UNSW-NB15, where 95.5 % of the flows are normal (netflow)
+        drop: columns that are not used, a+b+c
+        standardize: bring every numeric feature to mean 0 and deviation 1
         test: with part=train, share of the rows held out for test, in proportion within every class
         split_seed: with part=train, seed of the split
     """
@@ -146,7 +182,12 @@ def unsw_nb15(
     paths = [find("unsw-nb15", _UNSW_TRAINING)]
     if part == "all":
         paths.append(find("unsw-nb15", _UNSW_TESTING, hint))
-    frames = [read_csv(path, drop=("id", "label")) for path in paths]
+    frames = []
+    for path in paths:
+        frame = read_csv(path, drop=("id", "label", *drop))
+        if shares == "netflow":
+            frame = _with_netflow_shares(frame)
+        frames.append(frame)
     tested: Frame | Split = Split("test", test, split_seed)
     if part == "all":
         tested = frames[1]
@@ -157,7 +198,30 @@ def unsw_nb15(
             "the training file has 82,332 rows, which the paper gives as the testing set: the names are swapped in "
             "this copy",
         )
-    return Table(train=frames[0], test=tested, label="attack_cat", notes=notes)
+    return Table(
+        train=frames[0], test=tested, label="attack_cat", standardize=standardize, notes=notes
+    )
+
+
+def _with_netflow_shares(frame: "Frame") -> "Frame":
+    """Return the flows in stored order, thinned out within each class to the shares of NF-UNSW-NB15.
+
+    As many flows as the classes allow: the one with the fewest for its share keeps them all.
+    """
+    held = frame["attack_cat"].value_counts()
+    lacking = sorted(_NETFLOW_COUNTS.keys() - set(held.index))
+    if lacking:
+        raise FedskewError(
+            f"unsw-nb15: shares=netflow needs flows of all classes, and there are none of {', '.join(lacking)}: use "
+            "shares=own"
+        )
+    scale = float((held / held.index.map(_NETFLOW_COUNTS)).min())
+    draw = np.random.default_rng(0)
+    kept = []
+    for name, count in _NETFLOW_COUNTS.items():
+        rows = np.flatnonzero(frame["attack_cat"] == name)
+        kept.append(draw.choice(rows, round(scale * count), replace=False))
+    return frame.iloc[np.sort(np.concatenate(kept))]
 
 
 @register(
