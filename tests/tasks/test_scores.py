@@ -16,8 +16,9 @@ from fedskew.core.errors import FedskewError
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.multilabel import Multilabel
+from fedskew.tasks.ranks import ranked
 from fedskew.tasks.regression import Regression
-from fedskew.tasks.scores import CLASS_METRICS, auc, average_precision, class_table, softmax
+from fedskew.tasks.scores import CLASS_METRICS, class_table, softmax
 from fedskew.tasks.task import Task
 
 SAME = {"rel": 1e-10, "abs": 1e-12, "nan_ok": True}
@@ -256,17 +257,17 @@ def test_saturated_logits_are_still_ranked():
 def test_average_precision_by_hand():
     # In the order of the scores: hit (1/1), two rows of equal score with one hit (2/3), miss.
     scores, positive = np.array([4.0, 3.0, 3.0, 1.0]), np.array([True, False, True, False])
-    assert average_precision(scores, positive) == pytest.approx((1 + 2 / 3) / 2, abs=1e-15)
-    assert average_precision(np.zeros(5), np.arange(5) < 2) == 0.4
-    assert average_precision(np.zeros(3), np.ones(3, dtype=bool)) == 1
-    assert math.isnan(average_precision(np.zeros(3), np.zeros(3, dtype=bool)))
-    assert math.isnan(average_precision(np.array([1.0, np.nan]), np.array([True, False])))
+    assert ranked(scores, positive).average_precision == pytest.approx((1 + 2 / 3) / 2, abs=1e-15)
+    assert ranked(np.zeros(5), np.arange(5) < 2).average_precision == 0.4
+    assert ranked(np.zeros(3), np.ones(3, dtype=bool)).average_precision == 1
+    assert math.isnan(ranked(np.zeros(3), np.zeros(3, dtype=bool)).average_precision)
+    assert math.isnan(ranked(np.array([1.0, np.nan]), np.array([True, False])).average_precision)
 
 
 def test_auc_by_hand():
-    assert auc(np.array([1.0, 1.0, 1.0]), np.array([True, False, True])) == 0.5
-    assert auc(np.array([2.0, 1.0]), np.array([True, False])) == 1
-    assert math.isnan(auc(np.array([2.0, 1.0]), np.array([True, True])))
+    assert ranked(np.array([1.0, 1.0, 1.0]), np.array([True, False, True])).auc == 0.5
+    assert ranked(np.array([2.0, 1.0]), np.array([True, False])).auc == 1
+    assert math.isnan(ranked(np.array([2.0, 1.0]), np.array([True, True])).auc)
 
 
 def test_a_class_that_is_none_is_refused():

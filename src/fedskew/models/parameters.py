@@ -20,6 +20,15 @@ def trainable(model: nn.Module) -> Tensors:
     return found
 
 
+def frozen(model: nn.Module) -> Tensors:
+    """Return the parameters that are not trained, with the statistics of frozen BatchNorm."""
+    found: Tensors = {}
+    for name, value in model.named_parameters():
+        if not value.requires_grad:
+            found[name] = value
+    return found
+
+
 @torch.no_grad()
 def load_weights(model: nn.Module, tensors: Tensors) -> None:
     """Copy trainable parameters and buffers into a model by name; ``load_state_dict`` would refuse tied weights."""

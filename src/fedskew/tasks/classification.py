@@ -28,7 +28,7 @@ from fedskew.tasks.task import (
 @tasks.register("classification")
 @dataclass(frozen=True)
 class Classification(BuiltIn):
-    """Predict one class of several, with cross-entropy as the loss and one output a class.
+    """Predict one class of several, with cross-entropy as the loss and one output per class.
 
     The mean over a batch is the plain mean of the row losses, also with class weights. torch divides by the sum of the
     weights of the batch instead: a row would then count more or less depending on the other labels in its batch, losses
@@ -41,7 +41,7 @@ class Classification(BuiltIn):
 
     Args:
         label_smoothing: part of the target that is spread evenly over all classes
-        class_weights: what the loss of each class is multiplied with, one number a class (1+2+0.5); balanced for
+        class_weights: what the loss of each class is multiplied with, one number per class (1+2+0.5); balanced for
             rows / (classes * rows of the class), counted over the training rows of all clients; none for no weights
 
     >>> import torch

@@ -15,7 +15,7 @@ def class_losses(
     smoothing: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the cross-entropy of one class of several, with one output a class: ``[rows, classes]``.
+    """Return the cross-entropy of one class of several, with one output per class: ``[rows, classes]``.
 
     With axes in front of these, classes come before rows, as ``torch.nn`` has it: ``[clients, classes, rows]``.
     """

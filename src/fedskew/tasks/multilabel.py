@@ -17,7 +17,7 @@ from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 @tasks.register("multilabel")
 @dataclass(frozen=True)
 class Multilabel(BuiltIn):
-    """Predict which of several labels a row has; the loss is the mean over labels of binary cross-entropy.
+    """Predict which of several labels a row has. The loss is the mean over labels of binary cross-entropy.
 
     Each label has an output of its own, and is predicted where that is above 0.
 
@@ -27,7 +27,7 @@ class Multilabel(BuiltIn):
     rows have and others do not); average_precision (mean over the labels that some rows have).
 
     Args:
-        class_weights: what the loss of each label is multiplied with, one number a label (1+2+0.5), none for no weights
+        class_weights: what the loss of each label is multiplied with, one number per label (1+2+0.5); none: no weights
 
     >>> import torch
     >>> Multilabel().losses(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 1.0]]), "none")

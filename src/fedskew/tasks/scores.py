@@ -3,15 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-
-Flags: TypeAlias = NDArray[np.bool_]
+from fedskew.tasks.ranks import Flags, Ranked, mean_ranked, ranked
 
 BINS = 15  # of the expected calibration error
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision", "ece")
@@ -105,69 +103,21 @@ def confusion(targets: Ints, predicted: Ints, classes: int) -> Ints:
     )
 
 
-def auc(scores: Floats, positive: Flags) -> float:
-    """Return the area under the ROC curve: the chance that a positive row scores above a negative one; ties are half.
+def macro_ranked(shares: Floats, logits: Floats, targets: Ints) -> Ranked:
+    """Return AUC and average precision, each the mean over the classes that occur, of one class against the rest.
 
-    NaN without positive rows, without negative ones, or with a score that is NaN.
+    Two classes have one of each, that of class 1 by the difference of the logits.
 
-    >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
-    0.875
-    """
-    ordered = np.sort(scores)
-    mine = np.sort(scores[positive])
-    pairs = len(mine) * (len(scores) - len(mine))
-    if not pairs or np.isnan(ordered[-1]):  # NaN is sorted to the end
-        return float("nan")
-    # The midrank of a score is (rows below it + rows not above it + 1) / 2; whole numbers, so the sum is exact.
-    twice = int(
-        (np.searchsorted(ordered, mine, "left") + np.searchsorted(ordered, mine, "right")).sum()
-    )
-    return (twice - len(mine) ** 2) / 2 / pairs
-
-
-def macro_auc(logits: Floats, targets: Ints) -> float:
-    """Return the mean, over the classes that occur, of the AUC of each one's probability against the rest.
-
-    Two classes have one AUC, that of the difference of their logits. NaN where all rows are of one class.
+    Args:
+        shares: the probability of every class, row by row
+        logits: from which they follow
+        targets: the class of every row
     """
     if logits.shape[1] == 2:
-        return auc(logits[:, 1] - logits[:, 0], targets == 1)
-    columns = np.ascontiguousarray(softmax(logits).T)
+        return ranked(logits[:, 1] - logits[:, 0], targets == 1)
     present = np.flatnonzero(np.bincount(targets))
-    return float(np.mean([auc(columns[label], targets == label) for label in present]))
-
-
-def average_precision(scores: Floats, positive: Flags) -> float:
-    """Return the average precision: the mean, over the positive rows, of the precision at the score of each.
-
-    It is the area under the steps of the precision-recall curve, without interpolation; rows of equal score are taken
-    together. NaN without positive rows, where scikit-learn returns 0 with a warning, or with a score that is NaN.
-
-    >>> average_precision(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True])).__round__(3)
-    0.833
-    """
-    order = np.argsort(-scores, kind="stable")
-    ordered = scores[order]
-    if not positive.any() or np.isnan(ordered[-1]):  # NaN is sorted to the end
-        return float("nan")
-    # Of the rows with each score
-    last = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
-    hits = np.cumsum(positive[order])[last]
-    return float((np.diff(hits, prepend=0) * (hits / (last + 1))).sum() / hits[-1])
-
-
-def macro_average_precision(logits: Floats, targets: Ints) -> float:
-    """Return the mean, over the classes that occur, of the average precision of each one's probability.
-
-    Two classes have one, that of class 1 by the difference of the logits.
-    """
-    if logits.shape[1] == 2:
-        return average_precision(logits[:, 1] - logits[:, 0], targets == 1)
-    columns = np.ascontiguousarray(softmax(logits).T)
-    present = np.flatnonzero(np.bincount(targets))
-    return float(
-        np.mean([average_precision(columns[label], targets == label) for label in present])
-    )
+    columns = np.ascontiguousarray(shares.T[present])
+    return mean_ranked(columns, targets == present[:, None])
 
 
 def class_table(matrix: Ints) -> dict[str, Floats]:
@@ -190,29 +140,38 @@ def class_table(matrix: Ints) -> dict[str, Floats]:
         }
 
 
-def calibration_error(logits: Floats, predicted: Ints, right: Floats) -> float:
+def calibration_error(shares: Floats, predicted: Ints, right: Floats) -> float:
     """Return the expected calibration error: the gap of confidence and accuracy, averaged over bins by their rows.
 
     The confidence is the probability of the predicted class. The bins have equal widths, and each holds its upper end
     and not its lower one (Guo et al. 2017).
     """
-    confidence = softmax(logits)[np.arange(len(logits)), predicted]
+    confidence = shares[np.arange(len(shares)), predicted]
     bin_of = np.searchsorted(np.arange(1, BINS) / BINS, confidence, "left")
     gaps = np.bincount(bin_of, weights=right - confidence, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(logits))
+    return float(np.abs(gaps).sum() / len(shares))
 
 
 def class_measures(logits: Floats, targets: Ints) -> Mapping[str, Callable[[], float]]:
     """Return the ``CLASS_METRICS`` of logits ``[rows, classes]``, each as a function."""
     predicted = logits.argmax(1)
     right = (predicted == targets).astype(np.float64)
+
+    @cache
+    def shares() -> Floats:
+        return softmax(logits)
+
+    @cache
+    def ranks() -> Ranked:
+        return macro_ranked(shares(), logits, targets)
+
     return {
         "accuracy": lambda: float(right.mean()),
         "balanced_accuracy": lambda: balanced_accuracy(right, targets),
         "macro_f1": lambda: macro_f1(targets, predicted),
-        "auc": lambda: macro_auc(logits, targets),
-        "average_precision": lambda: macro_average_precision(logits, targets),
-        "ece": lambda: calibration_error(logits, predicted, right),
+        "auc": lambda: ranks().auc,
+        "average_precision": lambda: ranks().average_precision,
+        "ece": lambda: calibration_error(shares(), predicted, right),
     }
 
 
@@ -232,27 +191,22 @@ def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], 
         hits, both = doubled()
         return float(hits.sum() / max(both.sum(), 1))
 
-    def over_labels(score: Callable[[Floats, Flags], float], most: int) -> float:
-        """Return the mean over the labels that at least one row has, and at most so many."""
-        columns = np.ascontiguousarray(logits.T)
-        each = targets.T
-        if np.isnan(columns).any():
-            return float("nan")
-        found = []
-        for label in zip(columns, each, strict=True):
-            if 0 < label[1].sum() <= most:
-                found.append(score(*label))
-        if found:
-            return float(np.mean(found))
-        return float("nan")
+    @cache
+    def over_labels(most: int) -> Ranked:
+        """Return the means over the labels that at least one row has, and at most so many."""
+        counts = targets.sum(0)
+        counted = np.flatnonzero((counts > 0) & (counts <= most))
+        if np.isnan(logits).any() or not len(counted):
+            return Ranked(math.nan, math.nan)
+        return mean_ranked(np.ascontiguousarray(logits.T[counted]), targets.T[counted])
 
     return {
         "accuracy": lambda: float((predicted == targets).mean()),
         "exact_match": lambda: float((predicted == targets).all(1).mean()),
         "macro_f1": macro,
         "micro_f1": micro,
-        "auc": lambda: over_labels(auc, len(targets) - 1),
-        "average_precision": lambda: over_labels(average_precision, len(targets)),
+        "auc": lambda: over_labels(len(targets) - 1).auc,
+        "average_precision": lambda: over_labels(len(targets)).average_precision,
     }
 
 

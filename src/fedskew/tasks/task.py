@@ -23,16 +23,16 @@ from fedskew.data.targets import Target, Targets
 from fedskew.tasks.scores import Range
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-# (outputs, targets) -> one number a row
+# (outputs, targets) -> one number per row
 RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"]
 # (outputs, targets) -> a number for all rows
 Metric: TypeAlias = Callable[[Floats, Targets], float]
 
 _TARGETS: dict[Target, str] = {
-    "class": "whole numbers, one class a row",
-    "number": "floating-point numbers, one a row",
-    "labels": "a matrix of 0 and 1, one column a label",
+    "class": "whole numbers, one class per row",
+    "number": "floating-point numbers, one per row",
+    "labels": "a matrix of 0 and 1, one column per label",
 }
 BALANCED: Literal["balanced"] = "balanced"  # class weights from the rows of each class
 BY_TARGET: dict[Target, str] = {
@@ -51,7 +51,7 @@ class Headline(NamedTuple):
 
 
 class Task:
-    """A task made from functions; the built-in tasks derive from it.
+    """A task made from functions. The built-in tasks derive from it.
 
     Functions get the outputs of the model as ``[rows, outputs]``, or as ``[rows]`` where the task has a single output
     for a class or a number, so that they can be compared with the targets without broadcasting. The mean over a batch
@@ -61,7 +61,7 @@ class Task:
         loss: the loss of every row from (outputs, targets), two tensors; differentiable, and without ``if`` on a value
         metrics: by name, a number from (outputs, targets), two NumPy arrays; the first one is the headline
         target: class (whole numbers from 0), number, or labels (a matrix of 0 and 1)
-        outputs: outputs of the model, none for one a class, one a label, or one for a number
+        outputs: outputs of the model, none for one per class, one per label, or one for a number
         row_metric: name of the metric that is followed during local training, a mean over rows; none for no such metric
         row_score: that metric for every row, from (outputs, targets), two tensors
         predict: predictions from a tensor of outputs, none for the class with the largest output (of a single output:
@@ -276,13 +276,14 @@ class Task:
             raise FedskewError(
                 f"{where}: the loss has no gradient: compute it from the outputs, differentiably"
             )
-        stack = (outputs.detach().expand(2, *outputs.shape), targets.expand(2, *targets.shape))
-        _tried(
-            where,
-            "the loss under torch.func.vmap (no if on a value, no .item())",
-            partial(vmap(partial(self.losses, reduction="none")), *stack),
-        )
         outputs = outputs.detach()
+        if not _is_built_in(type(self)):
+            stack = (outputs.expand(2, *outputs.shape), targets.expand(2, *targets.shape))
+            _tried(
+                where,
+                "the loss under torch.func.vmap (no if on a value, no .item())",
+                partial(vmap(partial(self.losses, reduction="none")), *stack),
+            )
         predicted = _tried(where, "predict", partial(self.predict, outputs))
         if not isinstance(predicted, Tensor) or predicted.shape[:1] != targets.shape[:1]:
             raise FedskewError(
@@ -512,6 +513,14 @@ def _number(found: Any, name: str, label: str) -> float:
         raise FedskewError(
             f"task {label}: metric {name} returned {_described(found)}, not a number"
         ) from None
+
+
+def _is_built_in(kind: type[Task]) -> bool:
+    """Return whether a task is one of fedskew's own: tests run its loss under vmap, and a run need not.
+
+    The first cross-entropy under vmap makes PyTorch import SymPy, which takes longer than a first round.
+    """
+    return kind is not Task and kind.__module__.startswith("fedskew.")
 
 
 def _tried(where: str, what: str, attempt: Callable[[], Any]) -> Any:
