@@ -17,7 +17,7 @@ from fedskew.heterogeneity.effects import (
     hedges_g,
     z_of,
 )
-from fedskew.tasks.scores import auc
+from fedskew.tasks.ranks import ranked
 
 
 def test_hedges_g_by_hand():
@@ -121,6 +121,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
             1:
         ]
         held["v"] += low <= v <= high
-        low, high = auc_interval(auc(np.concatenate([one, other]), np.arange(100) < 40), 40, 60)[1:]
+        low, high = auc_interval(
+            ranked(np.concatenate([one, other]), np.arange(100) < 40).auc, 40, 60
+        )[1:]
         held["auc"] += low <= truth <= high
     assert all(0.92 <= count / 400 <= 0.98 for count in held.values()), held

@@ -19,6 +19,7 @@ from fedskew.heterogeneity.coded import STEPS
 from fedskew.heterogeneity.fairness import gini
 from fedskew.heterogeneity.heterogeneity import levels, measure
 from fedskew.heterogeneity.pairs import choose_pairs, standard_error
+from fedskew.heterogeneity.result import VIEWS
 from fedskew.skew.partitioning import partition_rows
 
 DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")
@@ -359,7 +360,7 @@ def test_standard_error():
 
 
 def test_levels_are_the_numbers_of_measure(rows: Rows, partition: Partition, found):
-    for of in ("labels", "features"):
+    for of in VIEWS:
         assert list(levels(rows, partition, of).values()) == pytest.approx(
             means(found.views[of]), abs=1e-12
         )

@@ -65,7 +65,8 @@ def test_every_skew_is_of_one_kind():
     named = {
         skew.split(" ")[0].partition(":")[0] for skew in (*BY_LABEL, *WITHOUT, "natural", "domains")
     }
-    assert set(skews) == named
+    others = {"flower", "fedscale"}  # those of other tools, which have tests of their own
+    assert set(skews) - others == named
 
 
 def test_a_permutation_of_classes_is_refused():

@@ -418,7 +418,7 @@ def test_a_domain_by_its_name():
     }
     with pytest.raises(
         FedskewError,
-        match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2",
+        match="alone=sktch is not a group of the training rows: use the name of one, or 0, 1, 2",
     ):
         fedskew.split((rows.x, rows.y, names), "domains:alone=sktch", clients=4)
 
@@ -432,7 +432,7 @@ def test_a_domain_by_its_name():
             "domains:alone=2",
             [3, 3],
             2,
-            "alone=2 is no group of the training rows: use the name of one, or 0, 1",
+            "alone=2 is not a group of the training rows: use the name of one, or 0, 1",
         ),
         (
             "domains:alone=0",

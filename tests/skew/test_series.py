@@ -29,7 +29,11 @@ def windows(series: int, seed: int, per_series: tuple[int, int] = (1, 6)) -> Row
 
 
 @settings(deadline=None, max_examples=120)
-@given(st.sampled_from(sorted(skews)), st.integers(3, 6), st.integers(0, 2**32))
+@given(
+    st.sampled_from(sorted(set(skews) - {"flower", "fedscale"})),
+    st.integers(3, 6),
+    st.integers(0, 2**32),
+)
 def test_no_skew_splits_a_series(name: str, clients: int, seed: int):
     rows = windows(24, seed)
     assert rows.series is not None

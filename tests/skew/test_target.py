@@ -95,6 +95,31 @@ def test_every_parameter_is_searched(spec: object, target: str):
     check(find(spec, blobs(), 5, 3, target), blobs(), 5, 3)
 
 
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        ("iid + relabel", "labels-given-features.hellinger=0.53"),
+        ("iid + noise", "features-given-label.hellinger=0.4"),
+    ],
+)
+def test_conditional_levels(digits: Rows, spec: str, target: str):
+    """P(y|x) by permuted labels, P(x|y) by noise: rows of the same features or labels differ, labels do not."""
+    found = find(spec, digits, 4, 0, target, tolerance=0.03)
+    made = partition_rows(found.spec, digits, 4, 0)
+    measured = measure(made.rows, made.partition, chance=False)
+    assert measured.views[found.target.of]["hellinger"].mean == pytest.approx(
+        found.level, abs=1e-12
+    )
+    assert abs(found.level - found.target.level) <= 0.03
+    assert measured.labels["hellinger"].mean < 0.15 or "relabel" in spec
+
+
+def test_a_view_that_cannot_be_compared_is_named():
+    rows = blobs()
+    with pytest.raises(FedskewError, match="no two clients have 20 rows of one label"):
+        find("lds", rows, len(rows) // 5, 0, "features-given-label.hellinger=0.5")
+
+
 def test_whole_numbers_are_found_where_one_has_the_level(digits: Rows):
     for k in (1, 2, 3, 5, 8, 9):
         level = (
@@ -199,7 +224,8 @@ def test_what_cannot_be_reached_is_named(spec: str, target: str, words: tuple[st
         ),
         (
             "feature.hellinger=0.6",
-            "unknown part of a target 'feature': did you mean 'features'? Known: features, labels",
+            "unknown view of a target 'feature': did you mean 'features'? Known: features, features-given-label, "
+            "labels, labels-given-features",
         ),
     ],
 )

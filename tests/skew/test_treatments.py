@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 import fedskew
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composition
+from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.skews import skews, treatments
 
@@ -76,6 +78,61 @@ def test_clients_have_permutations_of_their_own():
     assert len(found) == 6
 
 
+@pytest.mark.parametrize(("labels", "permutations"), [(3, 2), (4, 6), (8, 3), (8, 50)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_permutations_are_all_different(labels: int, permutations: int, seed: int):
+    rows = rows_of(4000, (1,), labels)
+    spec = f"relabel:fraction=1,permutations={permutations}"
+    result = partition_rows(spec, rows, 8, seed=seed)
+    found = set()
+    for client in range(8):
+        held = result.partition.of(client)
+        table = [int(result.rows.y[held][rows.y[held] == label][0]) for label in range(labels)]
+        found.add(tuple(table))
+    assert len(found) == min(permutations, 8)
+
+
+def test_more_permutations_than_there_are_are_refused():
+    rows = rows_of(400, (1,), 3)
+    with pytest.raises(FedskewError, match=r"permutations=3 of 3 labels .* use permutations=2 or"):
+        partition_rows("relabel:fraction=1,permutations=3", rows, 6, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "by-class"])
+@pytest.mark.parametrize("rate", [0.0, 0.2, 1.0])
+def test_label_noise_is_at_the_rate_and_of_its_kind(kind: str, rate: float):
+    rows = rows_of(6000, (1,), 4)
+    rows = Rows(rows.x, rows.y * 3)  # gaps between the labels
+    treated = partition_rows(f"label-noise:rate={rate},kind={kind}", rows, 5, seed=1)
+    assert np.array_equal(treated.rows.x, rows.x)
+    old, new = rows.y, treated.rows.y
+    assert set(new) <= set(old)
+    assert (old != new).mean() == pytest.approx(rate, abs=0.02)
+    for label in np.unique(old):
+        wrong = new[(old == label) & (new != old)]
+        found, counts = np.unique(wrong, return_counts=True)
+        if not rate:
+            assert not len(wrong)
+        elif kind == "by-class":
+            assert found.tolist() == [(label + 3) % 12]
+        else:
+            assert found.tolist() == [other for other in (0, 3, 6, 9) if other != label]
+            assert counts / len(wrong) == pytest.approx(np.full(3, 1 / 3), abs=0.08)
+
+
+def test_label_noise_of_rows_of_no_client_and_of_other_targets():
+    rows = rows_of(400)
+    treat = treatments.get("label-noise")
+    partition = Partition.from_lists([np.arange(100), np.arange(100, 200)])
+    changed = treat(rows, partition, Stream(0, "noise"), rate=1.0).y != rows.y
+    assert changed[:200].all()
+    assert not changed[200:].any()
+    with pytest.raises(FedskewError, match="label-noise confuses classes"):
+        treat(Rows(rows.x, rows.x[:, 0]), partition, Stream(0, "noise"))
+    with pytest.raises(FedskewError, match="only 1 label"):
+        treat(Rows(rows.x, 0 * rows.y), partition, Stream(0, "noise"))
+
+
 def test_treatments_follow_in_order():
     rows = rows_of(400)
     both = partition_rows("lds + noise:sigma=0.3 + relabel:fraction=0.5", rows, 4, seed=0)
@@ -128,7 +185,8 @@ def test_a_single_cut_stays_a_plain_choice():
     [
         (
             "vop + lds",
-            "vop and lds both partition the rows: keep one; what may be added are treatments (noise, relabel)",
+            "vop and lds both partition the rows: keep one; what may be added are treatments "
+            "(label-noise, noise, relabel)",
         ),
         ("dirichlet + nois:sigma=1", "unknown skew 'nois': did you mean 'noise'?"),
         (

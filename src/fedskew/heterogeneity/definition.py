@@ -22,7 +22,7 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         "wasserstein: 1-Wasserstein, the area between the cumulative distributions."
     )
     if study.classes == 0:
-        yield "labels: not measured, as the targets are no classes, and no bins stand in for them."
+        yield "labels: not measured, as the targets are not classes, and no bins stand in for them."
     else:
         yield _of_labels(study)
     yield _of_features(study, on_steps)

@@ -82,7 +82,7 @@ class Findings:
     """All clients, every column at the client in which it differs most, and the verdict in sentences.
 
     Columns are compared by the entries that are there; ``gaps`` are about those that are missing, of every column with
-    some. ``label_v`` is Cramér's V of all clients and classes, with its interval; None where targets are no classes.
+    some. ``label_v`` is Cramér's V of all clients and classes, with its interval; None where targets are not classes.
     """
 
     names: tuple[str, ...]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
@@ -23,7 +24,12 @@ from fedskew.heterogeneity.pairs import (
     within_strata,
 )
 from fedskew.heterogeneity.regions import regions_of
-from fedskew.heterogeneity.result import VIEWS, Heterogeneity, Spread
+from fedskew.heterogeneity.result import (
+    CONDITIONAL_VIEWS,
+    VIEWS,
+    Heterogeneity,
+    Spread,
+)
 from fedskew.heterogeneity.study import FEDARTML, Convention, Options, Study, study_of
 
 
@@ -131,14 +137,36 @@ def levels(
     seed: int = 0,
     convention: Convention = "mean",
 ) -> dict[str, float]:
-    """Return only the mean distances between clients, of ``labels`` or ``features``, as in ``measure``."""
+    """Return only the mean distances between clients in one view, as in ``measure``.
+
+    ``of`` is one of ``VIEWS``; where no two clients have enough rows to be compared in it, there is an error.
+    """
     study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
-    comparison = whole_clients(partition.offsets, study.pairs)
+    plain = whole_clients(partition.offsets, study.pairs)
+    comparison = plain
+    if of in CONDITIONAL_VIEWS:
+        comparison = _given(study, of)
     variables: Iterable[Coded] = [study.labels]
-    if of != "labels":
-        variables = study.features(comparison.load)
+    if of.startswith("features"):
+        variables = study.features(plain.load)
     (apart,) = _compare(variables, [comparison])
     return {name: apart.level(line, convention) for line, name in _named(convention)}
+
+
+def _given(study: Study, of: str) -> Comparison:
+    """Return the comparison of clients within every label, or within every region of feature space."""
+    if of == "features given label":
+        stratum = study.rows.labels[study.partition.rows]
+    else:
+        stratum = regions_of(study.columns, Stream(study.options.seed, "measure regions"))
+    least = study.options.min_rows
+    comparison = within_strata(study.partition.offsets, stratum, study.few_pairs, least)
+    if not comparison.pairs:
+        raise FedskewError(
+            f"{of} cannot be compared: no two clients have {least} rows of one label or region of feature space: use "
+            "fewer clients, or more rows"
+        )
+    return comparison
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from fedskew.core.errors import FedskewError
 from fedskew.heterogeneity.findings import Findings
 
-VIEWS = ("labels", "features", "features given label", "labels given features")
+CONDITIONAL_VIEWS = ("features given label", "labels given features")
+VIEWS = ("labels", "features", *CONDITIONAL_VIEWS)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Heterogeneity:
         """Distance between label distributions, by name of the distance; refused where rows have no labels."""
         if "labels" not in self.views:
             raise FedskewError(
-                "labels were not measured, as the targets are no classes: cut with bins=5, say"
+                "labels were not measured, as the targets are not classes: cut with bins=5, say"
             )
         return self.views["labels"]
 

@@ -35,7 +35,7 @@ def labels_of(skew: str, rows: Rows) -> Ints:
     """Return the class of every row, or the bin that stands in for it; raise an error for targets that have neither."""
     if rows.labelled:
         return rows.labels
-    what = "several labels a row"
+    what = "several labels per row"
     if rows.target == "number":
         what = "numbers"
     raise FedskewError(

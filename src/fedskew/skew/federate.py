@@ -1,22 +1,28 @@
 """Building a federation: read a data set and partition it into clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedskew.core.config import AUTO, Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, options_of, parse
+from fedskew.core.streams import Ints, Stream
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
+from fedskew.data.item_datasets import collected, datasets_of_clients, gives_items, of_clients
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
 from fedskew.skew.target import find
-from fedskew.tasks.task import Task, resolve
+
+if TYPE_CHECKING:
+    from fedskew.tasks.task import Task
 
 DEFAULT_CLIENTS = 10
 DEFAULT_SKEW = "dirichlet:alpha=0.2"
@@ -91,17 +97,19 @@ def split(
     client_test: float = 0.0,
     client_validation: float = 0.0,
     validation: float = 0.0,
+    unseen: float = 0.0,
     target: str | None = None,
     label: str | None = None,
     group: str | None = None,
     task: "str | Mapping[str, Any] | Task" = AUTO,
     bins: int | None = None,
+    classes: "int | Sequence[str] | None" = None,
 ) -> Federation:
     """Partition a data set into clients.
 
     Args:
         data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with
-            ``label``
+            ``label``; or a map-style data set of PyTorch; or such a data set of each client, in a list or by name
         skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may
             add treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``; by default ``dirichlet:alpha=0.2``,
             or ``natural`` where the data comes with its clients
@@ -110,16 +118,20 @@ def split(
         client_test: share of each client's rows that is held out to test its model
         client_validation: share of each client's rows that is set aside to choose numbers by, with the model that the
             client uses; drawn after ``client_test``, from what remains
+        unseen: share of the clients that take no part in training; after it, their held-out rows are scored with the
+            shared model, with that model fine-tuned, and with what the method gives newcomers
         validation: of arrays or a data frame, share of the training rows that is set aside before they are partitioned;
             what ``load`` returned has such rows by ``load(..., validation=0.2)``
         target: a level of heterogeneity such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own
             parameter is then left out (``"dirichlet"``) and found by a search
         label: column of a data frame that holds the class or the number, or several columns of labels, ``"a+b+c"``
         group: column of a data frame with the group of a row
-        task: how arrays or a data frame are read: y holds numbers with ``"regression"``, several labels a row (0 and 1)
-            with ``"multilabel"``, and classes otherwise; what ``load`` returned knows that by itself
-        bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
-            the most frequent combinations of labels
+        task: how arrays or a data frame are read: y holds numbers with ``"regression"``, several labels per row (0 and
+            1) with ``"multilabel"``, and classes otherwise; what ``load`` returned knows that by itself
+        bins: bins that stand in for classes in skews and measures, where targets are not classes: quantiles of
+            numbers, or the most frequent combinations of labels
+        classes: of arrays, a data frame or a data set of PyTorch, how many classes there are, 0 … K-1, or their names,
+            where some may have no row (a vocabulary); by default those with rows
 
     >>> fed = split(load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
     >>> fed.clients, len(fed.partition.rows)
@@ -132,17 +144,20 @@ def split(
         client_test=client_test,
         client_validation=client_validation,
         validation=validation,
+        unseen=unseen,
         bins=bins,
     )
-    clients, seed, client_test, client_validation, validation, bins = given.values()
-    dataset = _dataset(data, label, group, task, validation, seed).with_bins(bins)
+    clients, seed, client_test, client_validation, validation, unseen, bins = given.values()
+    own = datasets_of_clients(data)
+    if own is not None:
+        data = of_clients("data sets", own)
+        if skew == AUTO:
+            skew = "natural"
+    dataset = _dataset(data, label, group, task, validation, seed, classes).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
     if not callable(skew):
-        if skews.choose(skew).name == "natural":
-            _check_clients(dataset, clients)
-        elif clients is None:
-            clients = DEFAULT_CLIENTS
+        clients = _number_of_clients(skews.choose(skew).name, dataset, clients)
         skew = _with_number_of_group(skew, dataset.groups)
     elif clients is None:
         clients = DEFAULT_CLIENTS
@@ -161,13 +176,49 @@ def split(
         "split_seed": seed,
         "client_test": client_test,
         "client_validation": client_validation,
+        "unseen": unseen,
         "bins": bins,
     }
     recipe = _recipe(dataset, skew, divided.partition, how)
     treated = None
     if divided.rows is not dataset.train:
         treated = divided.rows
-    return Federation(dataset, partition, held_out, recipe, treated, chosen_by)
+    whole = Federation(dataset, partition, held_out, recipe, treated, chosen_by)
+    if not unseen:
+        return whole
+    return _without_unseen(whole, unseen, seed)
+
+
+def _without_unseen(whole: Federation, share: float, seed: int) -> Federation:
+    """Return a federation with this share of its clients apart, drawn at random, which take no part in training."""
+    count = max(1, round(share * whole.clients))
+    if count >= whole.clients:
+        raise FedskewError(
+            f"unseen={share:g} leaves none of {whole.clients} clients to train: use a smaller share, or more clients"
+        )
+    if whole.tested_on is None:
+        raise FedskewError(
+            f"unseen={share:g} scores clients that take no part in training on rows they hold out: add client_test=0.2"
+        )
+    apart = np.sort(Stream(seed, "unseen clients").sample(whole.clients, count))
+    others = np.setdiff1d(np.arange(whole.clients), apart)
+    return replace(_only(whole, others), unseen=replace(_only(whole, apart), recipe={}))
+
+
+def _only(whole: Federation, clients: Ints) -> Federation:
+    """Return a federation of some of the clients, with all of their rows."""
+    held_out = whole.held_out
+    if held_out is not None:
+        held_out = held_out.only(clients)
+    chosen_by = whole.client_validation
+    if chosen_by is not None:
+        chosen_by = chosen_by.only(clients)
+    return replace(
+        whole,
+        partition=whole.partition.only(clients),
+        held_out=held_out,
+        client_validation=chosen_by,
+    )
 
 
 def _set_aside(
@@ -187,6 +238,15 @@ def _recipe(
         return {}
     settled = skews.as_table(skews.choose(skews.settle(skew, partition.settled)))
     return {**dataset.recipe, "skew": settled, **how}
+
+
+def _number_of_clients(skew: str, dataset: Dataset, clients: int | None) -> int | None:
+    """Return how many clients there are to be; None where the groups of the data, or a client map, say it."""
+    if skew == "natural":
+        _check_clients(dataset, clients)
+    elif clients is None and skew != "fedscale":
+        return DEFAULT_CLIENTS
+    return clients
 
 
 def _check_clients(dataset: Dataset, clients: int | None) -> None:
@@ -223,16 +283,29 @@ def _dataset(
     task: "str | Mapping[str, Any] | Task",
     validation: float,
     seed: int,
+    classes: "int | Sequence[str] | None",
 ) -> Dataset:
     """Return what ``load`` returned as it is, and arrays or a data frame as a data set for the task."""
     if isinstance(data, Dataset):
         _check_loaded(data, task, validation)
+        if classes is not None:
+            raise FedskewError(
+                f"classes: {data.name} was loaded, and its classes are known: leave it out"
+            )
         return data
+    if gives_items(data):
+        data = collected("data set", data)
     target: Target = "class"
     if task != AUTO:
-        target = resolve(task).target
+        target = _target_of(task)
     return from_arrays(
-        data, label=label, group=group, target=target, validation=validation, seed=seed
+        data,
+        label=label,
+        group=group,
+        target=target,
+        validation=validation,
+        seed=seed,
+        classes=classes,
     )
 
 
@@ -245,12 +318,19 @@ def _check_loaded(data: Dataset, task: "str | Mapping[str, Any] | Task", validat
         )
     if task == AUTO:
         return
-    wanted = resolve(task).target
+    wanted = _target_of(task)
     if wanted != data.target:
         raise FedskewError(
             f"task {task} takes targets of kind {wanted}, and those of {data.name} are of kind {data.target}: "
             "leave task out, or load the data with target="
         )
+
+
+def _target_of(task: "str | Mapping[str, Any] | Task") -> Target:
+    """Return what a task learns."""
+    from fedskew.tasks.task import resolve  # here, as no partition needs PyTorch otherwise
+
+    return resolve(task).target
 
 
 def _with_number_of_group(
@@ -276,5 +356,6 @@ def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
         seed=seed,
         client_test=experiment.client_test,
         client_validation=experiment.client_validation,
+        unseen=experiment.unseen,
         bins=experiment.bins,
     )

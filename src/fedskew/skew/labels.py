@@ -130,7 +130,7 @@ def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
         if len(present) > 10:
             shown += " …"
         raise FedskewError(
-            f"skew domains: alone={alone} is no group of the training rows: use the name of one, or {shown}"
+            f"skew domains: alone={alone} is not a group of the training rows: use the name of one, or {shown}"
         )
     rest = np.flatnonzero(group != int(alone))
     if not 2 <= clients <= len(rest) + 1:
@@ -206,7 +206,7 @@ def _deal(
 
 
 def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> None:
-    """Raise an error if k labels a client are impossible: every label needs a client, and every slot a row."""
+    """Raise an error if k labels per client are impossible: every label needs a client, and every slot a row."""
     labels = len(counts)
     free_k = skew != "two-class-dirichlet"
     if k > labels:

@@ -47,7 +47,8 @@ def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -
     choice = skews.choose(spec)
     partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
     overlap = bool(choice.options.get("overlap"))
-    subset = choice.options.get("groups") is not None
+    # Partitioners of Flower may leave rows out
+    subset = choice.options.get("groups") is not None or choice.name == "flower"
     partition.check(len(rows), overlap=overlap, subset=subset)
     if not isinstance(choice, Composition):
         return Partitioned(partition, rows)

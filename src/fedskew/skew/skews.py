@@ -1,5 +1,6 @@
 """The registry of skews: one skew and then treatments of the rows: ``dirichlet:alpha=0.3 + noise:sigma=0.1``."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -39,6 +40,8 @@ class Skews(Composing[Callable[..., Any]]):
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate every part of a specification; without a skew, treatments follow ``iid``."""
+        if isinstance(spec, str):
+            spec = _with_partitioner(spec)
         skew_parts = []
         treatment_parts = []
         for part in parts_of(spec, self.kind):
@@ -71,6 +74,15 @@ class Skews(Composing[Callable[..., Any]]):
         """Return the choice with these options of its skew."""
         first, *added = parts_of(self.choose(spec), self.kind)
         return compose([Choice(first.name, {**first.options, **options}), *added])
+
+
+def _with_partitioner(spec: str) -> str:
+    """Return a text that starts with a partitioner of Flower by its bare name, with this name as an option.
+
+    >>> _with_partitioner("flower:IidPartitioner + noise:sigma=0.1")
+    'flower:partitioner=IidPartitioner + noise:sigma=0.1'
+    """
+    return re.sub(r"^\s*flower:(\w+)(?=,|\s|$)", r"flower:partitioner=\1", spec)
 
 
 def _name(part: Any) -> Any:

@@ -18,6 +18,7 @@ from fedskew.skew.partitioning import Partitioned, SkewSpec, partition_rows
 from fedskew.skew.skews import skews, treatments
 
 TOLERANCE = 0.01
+VIEW_NAMES = ("labels", "features", "features-given-label", "labels-given-features")
 _GRID = 15  # positions of the parameter that are tried first
 _BETWEEN = 25  # trials between positions of the grid: 40 in all
 _HALVINGS = 8  # of the interval between two of them
@@ -86,7 +87,7 @@ PARAMETERS: Mapping[str, SkewParameter] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A target mean distance between clients: ``hellinger=0.6``, ``features.wasserstein=0.1``."""
+    """A target mean distance between clients: ``hellinger=0.6``, ``features-given-label.wasserstein=0.1``."""
 
     of: str
     distance: str
@@ -94,21 +95,22 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Parse ``distance=level`` or ``features.distance=level``; without a prefix it is about labels.
+        """Parse ``distance=level`` or ``features.distance=level``; without a view before it, it is about labels.
 
         >>> Target.parse("features.jensen-shannon=0.3")
         Target(of='features', distance='jensen-shannon', level=0.3)
         """
         name, equals, number = str(text).strip().partition("=")
-        of, dot, distance = name.strip().replace("_", "-").rpartition(".")
+        before, dot, distance = name.strip().replace("_", "-").rpartition(".")
+        of = before.replace("-", " ")
         if not dot:
             of = "labels"
         if not equals or not distance:
             raise FedskewError(
                 f"target {text!r}: write distance=level, such as hellinger=0.6 or features.wasserstein=0.1"
             )
-        if of not in ("labels", "features"):
-            raise unknown("part of a target", of, ("labels", "features"))
+        if dot and before not in VIEW_NAMES:
+            raise unknown("view of a target", before, VIEW_NAMES)
         if distance not in DISTANCES:
             raise unknown("distance of a target", distance, DISTANCES)
         try:
@@ -122,7 +124,7 @@ class Target:
         return cls(of, distance, level)
 
     def __str__(self) -> str:
-        return f"{self.of}.{self.distance}={self.level:g}"
+        return f"{self.of.replace(' ', '-')}.{self.distance}={self.level:g}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ def find(
         rows: the rows to partition
         clients: number of clients
         seed: seed of the partition
-        target: ``hellinger=0.6``, ``features.wasserstein=0.1``: the mean over pairs, as in ``measure``
+        target: ``hellinger=0.6``, ``features.wasserstein=0.1``, ``labels-given-features.hellinger=0.3``: the mean over
+            pairs, as in ``measure``
         classes: number of classes; by default the largest label + 1
         tolerance: largest difference from the level
 
@@ -364,12 +367,11 @@ class _Search:
         spec = self.skew.at(value)
         try:
             made = partition_rows(spec, self.rows, self.clients, self.seed)
+            found = levels(made.rows, made.partition, self.target.of, classes=self.classes)
         except FedskewError as problem:
             self.refusal = self.refusal or problem
             return None
-        level = levels(made.rows, made.partition, self.target.of, classes=self.classes)[
-            self.target.distance
-        ]
+        level = found[self.target.distance]
         if abs(level - self.target.level) < self._miss():
             self.best = Found(spec, made, self.target, level, 0)
         return level
