@@ -309,3 +309,28 @@ def test_every_client_is_in_exactly_one_state():
     outcome = simulate_many(mixed(3000, 0, dropout=0.2, deadline=1.5), np.arange(3000))
     assert (outcome.arrived.astype(int) + outcome.dropped + outcome.late == 1).all()
     assert min(outcome.arrived.sum(), outcome.dropped.sum(), outcome.late.sum()) > 100
+
+
+def test_a_server_that_waits_for_enough_gives_the_others_up():
+    """Of five invited clients, one of which drops out, three are enough: the round ends with the third answer."""
+    time = np.array([4.0, 1.0, 9.0, 2.0, 3.0])
+    machines = Machines(*(np.ones(5) for _ in range(6)))
+    dropped = np.array([False, True, False, False, False])
+    drops = DropOuts(dropped, np.where(dropped, 0.5, 1.0))
+    work = Work(np.zeros(5), np.zeros(5))
+    one = np.ones(5, dtype=np.int64)
+
+    def outcome(**rules):
+        fleet = Fleet(5, lambda some: machines, **rules)
+        return simulate_round(fleet, machines, work, one, time, drops)
+
+    found = outcome(enough=0.6)
+    assert found.duration == 4.0
+    assert found.late.tolist() == [False, False, True, False, False]
+    assert found.arrived.tolist() == [True, False, False, True, True]
+    assert outcome(enough=0.59).duration == 4.0  # rounded up
+    assert outcome(enough=0.4).duration == 3.0
+    assert outcome(enough=1.0).duration == 9.0
+    assert outcome(enough=0.9).duration == 9.0  # five are needed, and only four answer
+    assert outcome(enough=0.6, deadline=2.5).duration == 2.5
+    assert outcome(enough=0.2, deadline=100.0).late.tolist() == [True, False, True, False, True]

@@ -9,7 +9,7 @@ from fedskew.fleet.machines import Fleet, fleets
 from fedskew.fleet.presets import mixed, phones, silos, uniform
 from fedskew.models.build import build
 
-RULES = {"dropout", "deadline", "partial"}
+RULES = {"dropout", "deadline", "partial", "enough"}
 MACHINE = ["rows_per_second", "seconds_per_step", "down", "up", "latency", "dropout"]
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -45,6 +45,8 @@ def test_all_of_them():
         (
             "phones",
             {
+                "source",
+                "zones",
                 "share",
                 "slow",
                 "rows_per_second",

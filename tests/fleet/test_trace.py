@@ -156,7 +156,7 @@ BAD = {
     "other column": ([HEADER + ",form,to"], "unknown column of .* 'form': did you mean 'from'"),
     "column twice": ([HEADER + ",latency"], "column latency is there twice: keep one"),
     "semicolons": ([HEADER.replace(",", ";")], "unknown column of .* 'client;rows_per_second;"),
-    "empty": ([""], "is empty: write a header, client,rows_per_second,.*, and one line a client"),
+    "empty": ([""], "is empty: write a header, client,rows_per_second,.*, and one line per client"),
     "late hour": (
         [HOURS, LINES[0] + ",86400,5"],
         "line 2, client 0: from=86400 is out of range, it must be >= 0 and <= 86399",

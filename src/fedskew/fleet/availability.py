@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,16 @@ from numpy.typing import NDArray
 from fedskew.core.streams import Ints
 
 DAY = 86_400
+
+
+class Circle(Protocol):
+    """The numbers of clients by their places in a circle."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: Ints, /) -> "Ints | NDArray[np.int32]":
+        """Return the numbers at these places."""
+        ...
 
 
 class Members:
@@ -21,9 +32,7 @@ class Members:
     (2, [3, 7])
     """
 
-    def __init__(
-        self, circle: "Ints | NDArray[np.int32] | None", first: int, count: int, left_out: Ints
-    ) -> None:
+    def __init__(self, circle: Circle | None, first: int, count: int, left_out: Ints) -> None:
         self.circle, self.first, self.count = circle, first, count
         self._shifts = np.sort(left_out) - np.arange(len(left_out))
 

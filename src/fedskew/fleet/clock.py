@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import TypeAlias
 
 import numpy as np
@@ -129,7 +130,8 @@ def simulate_round(
     ``transfer`` are the communication times, ``waited`` is the time before.
 
     The server notices at once when a client drops out. A client that has neither answered nor dropped out by the
-    deadline is late; the round then lasts exactly until the deadline, else until the last update or drop-out.
+    deadline is late; the round then lasts exactly until the deadline, else until the last update or drop-out. Where
+    enough have answered, the others are late too.
     """
     limit = np.inf
     if fleet.deadline is not None:
@@ -140,12 +142,21 @@ def simulate_round(
         )
     training = work.seconds(machines, np.maximum(epochs, 1))
     time = waited + drop_outs.part * (transfer + training)
+    limit = min(limit, _enough_by(fleet, time[~drop_outs.dropped], len(time)))
     late = time > limit
     duration = time.max(initial=waited)
     if late.any():
         duration = limit
     dropped = drop_outs.dropped & ~late
     return Outcome(time, drop_outs.part * training, epochs, dropped, late, float(duration))
+
+
+def _enough_by(fleet: Fleet, answered: Floats, invited: int) -> float:
+    """Return when enough of so many invited clients have answered; infinite if they never are."""
+    needed = ceil(fleet.enough * invited - 1e-9)  # 0.1 * 30 is a little more than 3
+    if fleet.enough == 1 or len(answered) < needed:
+        return np.inf
+    return float(np.partition(answered, needed - 1)[needed - 1])
 
 
 def drop_out(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:

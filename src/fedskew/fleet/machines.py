@@ -9,9 +9,10 @@ from typing import Annotated, TypeAlias, TypedDict, TypeVar, get_type_hints
 import numpy as np
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import Positive, Registry
+from fedskew.core.registry import Bounds, Positive, Registry
 from fedskew.core.streams import Floats, Ints, bits
 from fedskew.fleet.availability import Members, Windows
+from fedskew.fleet.nights import Nights
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ class Fleet:
     """The machines of all clients. ``draw`` returns those of given clients, at a cost independent of the total number.
 
     With a ``deadline`` the server waits at most so many seconds; with ``partial`` a client that would miss it does as
-    many epochs as fit.
+    many epochs as fit. With ``enough`` it waits only until that share of the invited clients has answered.
     """
 
     clients: int
     draw: Callable[[Ints], Machines]
-    windows: Windows | None = None  # None: all clients are always available
+    windows: Windows | Nights | None = None  # None: all clients are always available
     deadline: float | None = None
     partial: bool = False
+    enough: float = 1.0
 
     def __post_init__(self) -> None:
         if self.partial and self.deadline is None:
@@ -56,7 +58,15 @@ class Fleet:
 
     @cached_property
     def _fastest(self) -> float:
-        return float(self.machines(np.arange(self.clients)).rows_per_second.max())
+        return self.most(lambda machines: machines.rows_per_second)
+
+    def most(self, number: Callable[[Machines], Floats]) -> float:
+        """Return the largest of a number of all clients, of so many at a time that memory is bounded."""
+        largest = -np.inf
+        for first in range(0, self.clients, _AT_ONCE):
+            some = np.arange(first, min(first + _AT_ONCE, self.clients))
+            largest = max(largest, float(number(self.machines(some)).max()))
+        return largest
 
     def available(self, clock: float, busy: Ints) -> Members:
         """Return the clients that are available at this simulated second and not ``busy``."""
@@ -80,13 +90,16 @@ class Rules(TypedDict, total=False):
 
     deadline: Annotated[float | None, Positive]
     partial: bool
+    enough: Annotated[float, Bounds(0, 1, above=True)]
 
 
 _HELP = """Args:
     deadline: most seconds that the server waits in a round, none for no limit
     partial: whether a client that would be late does as many epochs as fit (FedProx); needs a deadline
+    enough: share of the invited clients for whose updates the server waits, below 1 for over-selection
 """
-_DEFAULTS = {"deadline": None, "partial": False}
+_DEFAULTS = {"deadline": None, "partial": False, "enough": 1.0}
+_AT_ONCE = 1 << 20  # clients
 F = TypeVar("F", bound=Builder)
 
 

@@ -1,14 +1,18 @@
 """Fleets by name, with identical or with heterogeneous machines."""
 
 from functools import lru_cache
-from typing import Annotated, NamedTuple, TypeAlias, Unpack
+from typing import Annotated, Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive
-from fedskew.core.streams import Ints
+from fedskew.core.streams import Floats, Ints
+from fedskew.fleet.ai_benchmark import measured_phones
 from fedskew.fleet.availability import DAY, Windows
 from fedskew.fleet.machines import Fleet, Machines, Rules, preset, shares
+from fedskew.fleet.nights import HOUR, Nights, Scrambled
+
+EVENING = 22 * HOUR  # when phones of the first time zone begin to charge
 
 Speed: TypeAlias = Annotated[float, Positive]
 Latency: TypeAlias = Annotated[float, NonNegative]
@@ -31,17 +35,21 @@ def _heterogeneous(clients: Ints, seed: int, slow: float, best: _Machine) -> Mac
     """Return machines up to ``slow`` times worse than the best, log-uniformly; speed and bandwidth independent."""
     computer = slow ** -shares(seed, "fleet computer", clients)
     line = slow ** -shares(seed, "fleet line", clients)
-    # Between 0 and twice the mean; narrower where twice the mean would be more than 1.
-    widest = min(best.dropout, 1 - best.dropout)
-    spread = widest * (2 * shares(seed, "fleet dropout", clients) - 1)
     return Machines(
         rows_per_second=best.rows_per_second * computer,
         seconds_per_step=best.seconds_per_step / computer,
         down=best.down * line,
         up=best.up * line,
         latency=best.latency / line,
-        dropout=best.dropout + spread,
+        dropout=_dropout(clients, seed, best.dropout),
     )
+
+
+def _dropout(clients: Ints, seed: int, mean: float) -> Floats:
+    """Return each client's probability: between 0 and twice the mean; narrower where that would be more than 1."""
+    widest = min(mean, 1 - mean)
+    spread = widest * (2 * shares(seed, "fleet dropout", clients) - 1)
+    return np.asarray(mean + spread)
 
 
 @preset("uniform")
@@ -207,7 +215,9 @@ def phones(
     seed: int,
     /,
     *,
+    source: Literal["made-up", "ai-benchmark"] = "made-up",
     share: Annotated[float, Bounds(0, 1, above=True)] = 0.3,
+    zones: Annotated[int, Bounds(1, 24)] = 24,
     slow: Annotated[float, AtLeastOne] = 10.0,
     rows_per_second: Speed = 200.0,
     seconds_per_step: Overhead = 0.01,
@@ -222,14 +232,21 @@ def phones(
     Machines are drawn as for ``mixed``, with one draw for both directions. Every client has its own window, the same
     every day, that opens at a random second.
 
+    With ``source=ai-benchmark`` every client is one of the 307 phones of AI-Benchmark, all equally frequent, and as
+    fast in proportion to the fastest as its score; its line is drawn from one of FLASH's 19 network profiles. It is
+    available when it charges at night: windows open in the hour from 22:00 of each time zone. Nothing is stored per
+    client.
+
     Args:
+        source: made-up numbers, or the measured ones of the files below the data folder (ai-benchmark)
+        zones: with source=ai-benchmark, in how many adjacent time zones clients live, equally many in each
         share: share of the day in which a client is available, 1 for always
-        slow: how many times slower than the best a client can be, 1 for identical machines
+        slow: how many times slower than the best a client can be, 1 for identical machines; made-up only
         rows_per_second: training rows per second of the fastest client
         seconds_per_step: time of every step of the fastest client beside that of its rows, so that small batches cost
             more
-        down_mbit: highest bandwidth towards the client
-        up_mbit: highest bandwidth towards the server
+        down_mbit: highest bandwidth towards the client; made-up only
+        up_mbit: highest bandwidth towards the server; made-up only
         latency: seconds until a message arrives at the highest bandwidth
         dropout: mean probability of dropping out of a round; a client's own is between 0 and twice that
 
@@ -239,8 +256,34 @@ def phones(
     """
     best = _Machine(rows_per_second, seconds_per_step, down_mbit, up_mbit, latency, dropout)
     length = max(1, round(share * DAY))
+    if source == "ai-benchmark":
+        return _measured(clients, seed, best, zones, length, rules)
     start = np.floor(DAY * shares(seed, "fleet window", np.arange(clients))).astype(np.int64)
     windows = None
     if length < DAY:
         windows = Windows(start, np.broadcast_to(length, clients))
     return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, best), windows, **rules)
+
+
+def _measured(
+    clients: int, seed: int, best: _Machine, zones: int, length: int, rules: Rules
+) -> Fleet:
+    """Return the fleet of measured phones, available for so many seconds of each night."""
+    known = measured_phones()
+
+    def draw(some: Ints) -> Machines:
+        speed = known.speed(some, seed)
+        down, up = known.mbit(some, seed)
+        return Machines(
+            rows_per_second=best.rows_per_second * speed,
+            seconds_per_step=best.seconds_per_step / speed,
+            down=down,
+            up=up,
+            latency=np.full(len(some), best.latency),
+            dropout=_dropout(some, seed, best.dropout),
+        )
+
+    windows = None
+    if length < DAY:
+        windows = Nights(Scrambled.draw(clients, seed), zones, EVENING, length)
+    return Fleet(clients, draw, windows, **rules)

@@ -138,7 +138,7 @@ def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
 def _options(path: Path, header: Sequence[str]) -> list[Option]:
     if not header:
         raise FedskewError(
-            f"{path} is empty: write a header, {','.join(_NEEDED)}, and one line a client"
+            f"{path} is empty: write a header, {','.join(_NEEDED)}, and one line per client"
         )
     for name in header:
         if name not in _KNOWN:
