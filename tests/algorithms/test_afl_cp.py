@@ -253,10 +253,22 @@ def _two_machines() -> Path:
     return path
 
 
-def test_consistency_by_hand():
+def by_direction(mine: np.ndarray, moved: np.ndarray) -> float:
+    return (1 + mine @ moved / np.linalg.norm(mine) / np.linalg.norm(moved)) / 2
+
+
+def by_distance(mine: np.ndarray, moved: np.ndarray) -> float:
+    return 1 / (1 + ((mine - moved) ** 2).sum() / (moved**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("options", "alike"),
+    [("consistency=3", by_direction), ("consistency=3,consistency_of=distance", by_distance)],
+)
+def test_consistency_by_hand(options: str, alike):
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.1", clients=5, seed=3)
     settings = {"rounds": 3, "per_round": 4, "dtype": "float64", "threads": 1, "device": "cpu"}
-    training, _ = prepare(fed, "logreg", resolve("afl-cp:consistency=3"), fs.Settings(**settings))
+    training, _ = prepare(fed, "logreg", resolve(f"afl-cp:{options}"), fs.Settings(**settings))
     heard: list[Updates] = []
     context = training.rounds.context
     training.rounds.context = replace(context, engine=listening(context.engine, heard))
@@ -284,7 +296,7 @@ def test_consistency_by_hand():
                 mine = np.concatenate(
                     [update.payload["delta"][name][i].numpy().ravel() for name in before]
                 )
-                likeness[k] += (1 + mine @ moved / np.linalg.norm(mine) / np.linalg.norm(moved)) / 2
+                likeness[k] += alike(mine, moved)
                 times[k] += 1
     assert 0.1 < likeness.sum() / times.sum() < 0.99
 

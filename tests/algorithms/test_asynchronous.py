@@ -1,10 +1,17 @@
 """FedAsync and FedBuff against an event queue in NumPy, their identities, staleness and drop-outs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import fedskew as fs
-from fedskew.algorithms.contract import Report
+from fedskew.algorithms import FedBuff, InitialWeights
+from fedskew.algorithms.contract import Cohort, Report, View
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
@@ -169,3 +176,38 @@ def test_bytes_are_counted_when_clients_come_back_in_their_lines(desk):
         for name in ("bytes_down", "bytes_up"):
             assert [line[name] for line in result.clients] == [size] * 2
             assert result.round[name] == 2 * size
+
+
+@dataclass(frozen=True)
+class Favoured(FedBuff):
+    """The server tells every client a number, by which it scales its loss."""
+
+    def init_server_state(self, weights: InitialWeights) -> Tree:
+        """Return those numbers."""
+        return {"told": {"favour": torch.arange(1.0, 1.0 + weights.clients)}}
+
+    def answer(self, server_state: Tree, clients: Ints) -> Tree:
+        """Return the numbers of these clients."""
+        return {"numbers": {"favour": server_state["told"]["favour"][torch.from_numpy(clients)]}}
+
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the new weights, and the same numbers."""
+        return super().server_update(weights, {}, mean, cohort)[0], server_state
+
+    def objective(self, loss: Tensor, view: View) -> Tensor:
+        """Return the loss times the number."""
+        return loss * view.numbers["favour"]
+
+
+@ENGINES
+def test_numbers_of_an_answer_reach_pending_clients(desk, engine):
+    """The first client to arrive is alone in its update, and began with the initial weights."""
+    server = desk.training(Favoured(buffer=1), engine, epochs=1, batch_size=9, per_round=1)
+    result = server.advance()
+    (client,) = [line["client"] for line in result.clients]
+    start = desk.start()
+    step = desk.mean_gradient(start, desk.held[client])
+    moved = start - 0.3 * (client + 1) * step
+    np.testing.assert_allclose(desk.flat(server.state.params), moved, atol=1e-12)

@@ -163,6 +163,25 @@ def test_every_method_is_calculated_by_hand_somewhere():
     }  # tests/engine/test_scheduled.py, tests/schedules
     elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
     elsewhere |= {"dp", "quantize", "topk"}  # tests/algorithms/test_privacy.py, test_compression.py
+    elsewhere |= {
+        "apfl",
+        "fedala",
+        "fedbabu",
+        "fedproto",
+        "fedrod",
+        "per-fedavg",
+        "pfedme",
+        "fedexp",
+        "fedrs",
+        "finetune",
+        "power-of-choice",
+        "hierarchical",
+        "norm-test",
+    }  # files of their names
+    elsewhere |= {"ifca", "cfl", "fedamp", "fedfomo", "fedpac"}  # test_several_models.py
+    elsewhere |= {"d-psgd", "gossip"}  # test_graph.py
+    elsewhere |= {"stratify-rounds"}  # test_stratify_rounds.py
+    elsewhere |= {"lora", "ffa-lora", "flora", "fedex-lora", "fedsa-lora"}  # test_lora.py
     elsewhere |= {"attack"}  # tests/algorithms/test_attack.py
     elsewhere |= {
         "fedlc",

@@ -19,9 +19,9 @@ from fedskew.cli import app as cli
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composition, NonNegative
 from fedskew.core.trees import Tree
-from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
-from fedskew.study.study_folder import read_members
+from fedskew.runs.recorded_config import FROM_PYTHON
+from fedskew.study.member import read_members
 from fedskew.study.study_plan import members_of
 
 
@@ -300,7 +300,7 @@ def test_the_command_line(call: Callable[..., Any], capsys: pytest.CaptureFixtur
     assert call(SMALL, "fedavg + krum:attackers=x") == 2
     assert "fedskew: algorithm krum: attackers=x is not a whole number" in capsys.readouterr().err
     assert call(SMALL, "krum:attackers=2") == 2
-    assert "krum with attackers=2 needs 7 updates a round, got 6" in capsys.readouterr().err
+    assert "krum with attackers=2 needs 7 updates per round, got 6" in capsys.readouterr().err
 
 
 def test_a_file_may_name_a_composition(call: Callable[..., Any]):

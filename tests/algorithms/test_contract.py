@@ -77,10 +77,10 @@ def test_an_own_class_needs_no_registration():
     assert isinstance(resolve(Mine), Mine)
 
 
-def test_fednova_and_scaffold_refuse_adam_and_nobody_else_does():
+def test_methods_of_local_sgd_refuse_adam_and_nobody_else_does():
     for name in algorithms:
         check_choices(resolve(name), Settings(optimizer="sgd"))
-        if name in ("fednova", "scaffold"):
+        if name in ("fednova", "per-fedavg", "pfedme", "scaffold"):
             with pytest.raises(
                 FedskewError,
                 match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options",

@@ -23,12 +23,15 @@ STRATIFY = {
 }
 PASSED_ON = {**STRATIFY, "chunk": 5, "retain": "all"}
 ADAPTIVE = {"weights": None, "server_lr": 0.01, "beta1": 0.9, "tau": 0.001, "beta2": 0.99}
+GRAPH = {"graph": "ring", "degree": 4, "graph_seed": 0}
+LORA = {"rank": 8, "alpha": 16.0, "target": ("all",), "head": True}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "afl-cp": {
         "entropy": 1.0,
         "reliability": 1.0,
         "speed": 1.0,
         "consistency": 0.0,
+        "consistency_of": "direction",
         "floor": 0.1,
         "epsilon": None,
     },
@@ -80,6 +83,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "b_th": None,
         "b_quantile": None,
         "b_min": 2,
+        "work": "epochs",
         "weights": None,
         "tau": None,
         "importance": "equal",
@@ -97,17 +101,63 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "median": {},
     "mfedbn": {"weights": None, "eta": 0.1, "norm": "local"},
     "moon": {"weights": None, "mu": 1.0, "tau": 0.5},
+    "fedala": {"weights": None, "ala_steps": 5, "ala_lr": 1.0, "part": "head"},
+    "fedrod": {"weights": None},
+    "per-fedavg": {"weights": None, "inner_lr": 0.01, "version": "fo", "delta": 1e-3},
+    "pfedme": {"weights": None, "lam": 15.0, "inner_steps": 5, "inner_lr": 0.05, "beta": 1.0},
+    "fedamp": {
+        "lam": 1.0,
+        "alpha": 1.0,
+        "sigma": 1.0,
+        "similarity": "distance",
+        "own_share": 0.5,
+    },
+    "fedfomo": {"offers": 5, "explore": 0.3, "mixing": "loss"},
+    "fedpac": {"weights": None, "lam": 1.0},
+    "hierarchical": {
+        "edges": 2,
+        "every": 5,
+        "by": "order",
+        "nearer": 10.0,
+        "mbit": 100.0,
+        "latency": 0.05,
+    },
+    "ifca": {"weights": None, "models": 2, "part": "all", "start": "random"},
+    "cfl": {"weights": None, "eps1": 0.4, "eps2": 0.6, "wait": 5},
+    "d-psgd": GRAPH,
+    "gossip": GRAPH,
+    "fedproto": {"weights": None, "lam": 1.0},
+    "apfl": {"weights": None, "mixture": 0.5, "adaptive": True},
+    "fedbabu": {"weights": None, "tune_epochs": 5, "tune_lr": None, "tune": "all"},
+    "finetune": {"tune_epochs": 1, "tune_steps": None, "tune_lr": None, "tune": "all"},
+    "fedexp": {"weights": None, "epsilon": 1e-3},
+    "fedrs": {"weights": None, "alpha": 0.5},
+    "power-of-choice": {"candidates": 2.0, "rows": "all"},
+    "norm-test": {"bound": 0.5, "fewest": 4},
     "q-fedavg": {"weights": None, "q": 1.0},
+    "lora": LORA,
+    "ffa-lora": LORA,
+    "flora": LORA,
+    "fedex-lora": LORA,
+    "fedsa-lora": LORA,
     "quantize": {"bits": 8},
     "scaffold": {"weights": None, "option": "II", "server_lr": 1.0},
     "sfl": {},
     "stratify-batch": STRATIFY,
     "stratify-hybrid": {**PASSED_ON, "batch_rounds": 5, "single_lr": None},
+    "stratify-rounds": {**STRATIFY, "share": 0.25, "until": None},
     "stratify-single": PASSED_ON,
     "topk": {"share": 0.1},
     "trimmed-mean": {"trim": 0.1},
 }
-COSTS = {"fedntd": 4 / 3, "fedsam": 2.0, "moon": 5 / 3}  # other models look at a row, or gradients
+COSTS = {
+    "apfl": 2.0,
+    "fedntd": 4 / 3,
+    "fedsam": 2.0,
+    "moon": 5 / 3,
+    "per-fedavg": 2.0,
+    "pfedme": 5.0,
+}  # other models look at a row, or gradients
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))

@@ -148,6 +148,6 @@ def test_binary_has_one_output_and_is_refused(method: str):
         (np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2), "iid", clients=2
     )
     with pytest.raises(
-        FedskewError, match=f"{method} needs one output a class.*use task=classification"
+        FedskewError, match=f"{method} needs one output per class.*use task=classification"
     ):
         fs.train(fed, "logreg", method, task="binary", rounds=1, folder=False)

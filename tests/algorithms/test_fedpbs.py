@@ -326,6 +326,26 @@ def test_who_cannot_measure_is_vulnerable_and_moves_nothing():
     assert unmeasured.numbers["beta"].tolist() == [0, 0]
 
 
+def test_slow_machines_may_take_as_many_steps_as_others():
+    speed = np.array([1.0, 0.25, 0.01])
+    pool = ClientPool(
+        0,
+        sizes=np.array([640, 640, 640]),
+        batch_size=64,
+        epochs=20,
+        capacity=lambda some: speed[some],
+    )
+    varies = {"loss_variance": np.ones(3)}
+    chosen = np.arange(3)
+    every = FedPBS().client_selection.configure_training(pool, chosen, varies, count=3)
+    assert every.epochs.tolist() == [20, 20, 20]
+    assert every.batch_size.tolist() == [64, 16, 2]
+    steps = FedPBS(work="steps").client_selection.configure_training(pool, chosen, varies, count=3)
+    # 200 steps: 20 epochs of 10, 5 of 40, and one of 320 at least
+    assert steps.epochs.tolist() == [20, 5, 1]
+    assert steps.batch_size.tolist() == every.batch_size.tolist()
+
+
 def test_slow_machines_get_smaller_batches(desk):
     speeds = fleets.get("mixed")(CLIENTS, 0, slow=10.0).machines(np.arange(CLIENTS)).rows_per_second
     wanted = [

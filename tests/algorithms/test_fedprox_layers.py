@@ -17,7 +17,13 @@ ENGINES = pytest.mark.parametrize(
 
 
 def by_hand(
-    desk, results: list, mu_0: float, a: float, momentum: float, by_size: bool
+    desk,
+    results: list,
+    mu_0: float,
+    a: float,
+    momentum: float,
+    by_size: bool,
+    factors: tuple[float, ...] = (1.0,) * 3,
 ) -> tuple[np.ndarray, list]:
     """Return weights, coefficients and drifts of every round; the last column is one layer, the rest is the other."""
     w, mu, told = desk.start(), np.array([mu_0, mu_0]), []
@@ -29,7 +35,7 @@ def by_hand(
             mine, velocity = w.copy(), np.zeros_like(w)
             for rows in desk.batches(round, k):
                 velocity = momentum * velocity + desk.mean_gradient(mine, rows) + pull * (mine - w)
-                mine = mine - LR * velocity
+                mine = mine - factors[round] * LR * velocity
             ended[k] = mine
         p = {
             k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here
@@ -59,6 +65,27 @@ def test_by_hand(desk, engine, mu: float, adapt: float, momentum: float, by_size
     np.testing.assert_allclose(
         [[result.round[name] for name in columns] for result in results], told, rtol=0, atol=1e-12
     )
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("cosine", (1.0, 0.75, 0.25)),  # (1 + cos(pi t / 3)) / 2
+        ("step:every=2,factor=0.1", (1.0, 1.0, 0.1)),
+        ("exponential:factor=0.5", (1.0, 0.5, 0.25)),
+    ],
+)
+def test_with_a_learning_rate_that_falls_by_hand(desk, engine, schedule: str, factors: tuple):
+    """Coefficients depend on how much more a layer moves than others, so that a lower rate leaves them as they are."""
+    method = fs.FedProxLayers(mu=0.7, adapt=0.5)
+    found, results = desk.train(method, engine, per_round=3, schedule=schedule)
+    w, told = by_hand(desk, results, 0.7, 0.5, 0.0, True, factors)
+    np.testing.assert_allclose(found, w, rtol=0, atol=1e-12)
+    columns = ["mu_head.weight", "mu_head.bias", "drift_head.weight", "drift_head.bias"]
+    rows = [[result.round[name] for name in columns] for result in results]
+    np.testing.assert_allclose(rows, told, rtol=0, atol=1e-12)
+    assert [result.round["lr"] for result in results] == pytest.approx([LR * f for f in factors])
 
 
 @ENGINES

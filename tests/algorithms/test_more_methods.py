@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.algorithms import Algorithm, Layout, Tensors, View
+from fedskew.algorithms import Algorithm, Layout, Tensors, Tree, View
 from fedskew.core.errors import FedskewError
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
@@ -207,9 +207,10 @@ class HalfWay(Algorithm):
 
     requires = frozenset({"gradient_at"})
 
-    def on_receive(self, view: View) -> Tensors:
+    def on_receive(self, view: View) -> tuple[Tensors, Tree]:
         gradient = view.gradient_at(view.start)
-        return {name: value - 0.5 * gradient[name] for name, value in view.start.items()}
+        moved = {name: value - 0.5 * gradient[name] for name, value in view.start.items()}
+        return moved, view.client_state
 
 
 @ENGINES

@@ -255,11 +255,11 @@ def test_running_variances_stay_in_range(rule: str, clients: int):
         (
             "krum:attackers=2",
             6,
-            "krum with attackers=2 needs 7 updates a round, got 6: take more clients a round .per_round. or",
+            "krum with attackers=2 needs 7 updates per round, got 6: take more clients per round .per_round. or",
         ),
-        ("krum:attackers=0", 2, "krum with attackers=0 needs 3 updates a round, got 2"),
-        ("krum:keep=6", 5, "krum with keep=6 needs 6 updates a round, got 5: lower keep"),
-        ("median + krum", 7, "krum with attackers=1 needs 5 updates a round, got 1"),
+        ("krum:attackers=0", 2, "krum with attackers=0 needs 3 updates per round, got 2"),
+        ("krum:keep=6", 5, "krum with keep=6 needs 6 updates per round, got 5: lower keep"),
+        ("median + krum", 7, "krum with attackers=1 needs 5 updates per round, got 1"),
     ],
 )
 def test_too_few_clients_are_refused(spec: str, clients: int, says: str):

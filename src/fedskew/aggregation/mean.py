@@ -37,6 +37,10 @@ class Aggregator:
         """Return how many valid updates a round needs."""
         return 1
 
+    def arrange(self, payloads: Tree) -> Tree:
+        """Return the stacked payloads of some clients in the form in which they are added up."""
+        return payloads
+
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Return one payload from the stacked payloads of a round's clients, and each client's share in it.
 

@@ -127,12 +127,12 @@ class NearestUpdates(Rule):
         least = 2 * self.attackers + 3
         if updates < least:
             raise FedskewError(
-                f"krum with attackers={self.attackers} needs {least} updates a round, got {updates}: "
-                "take more clients a round (per_round) or lower attackers"
+                f"krum with attackers={self.attackers} needs {least} updates per round, got {updates}: "
+                "take more clients per round (per_round) or lower attackers"
             )
         if updates < self.keep:
             raise FedskewError(
-                f"krum with keep={self.keep} needs {self.keep} updates a round, got {updates}: lower keep"
+                f"krum with keep={self.keep} needs {self.keep} updates per round, got {updates}: lower keep"
             )
 
 

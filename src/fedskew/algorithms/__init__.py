@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.aggregation.mean import Aggregator as Aggregator
     from fedskew.aggregation.rules import Rule as Rule
+    from fedskew.algorithms.adaptation import Adaptation as Adaptation
     from fedskew.algorithms.afl_cp import AFLCP as AFLCP
+    from fedskew.algorithms.apfl import APFL as APFL
     from fedskew.algorithms.asynchronous import FedAsync as FedAsync
     from fedskew.algorithms.asynchronous import FedBuff as FedBuff
     from fedskew.algorithms.attack import Attack as Attack
@@ -17,6 +19,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.bounds import Local as Local
     from fedskew.algorithms.calibrator import Calibrator as Calibrator
     from fedskew.algorithms.ccvr import CCVR as CCVR
+    from fedskew.algorithms.cfl import CFL as CFL
     from fedskew.algorithms.channel import Channel as Channel
     from fedskew.algorithms.compression import Quantize as Quantize
     from fedskew.algorithms.compression import TopK as TopK
@@ -30,12 +33,20 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.contract import algorithms as algorithms
     from fedskew.algorithms.contract import difference as difference
     from fedskew.algorithms.contract import proximal as proximal
+    from fedskew.algorithms.d_psgd import DPSGD as DPSGD
+    from fedskew.algorithms.d_psgd import Gossip as Gossip
     from fedskew.algorithms.ditto import Ditto as Ditto
+    from fedskew.algorithms.fedala import FedALA as FedALA
+    from fedskew.algorithms.fedamp import FedAMP as FedAMP
     from fedskew.algorithms.fedavg import FedAvg as FedAvg
+    from fedskew.algorithms.fedbabu import FedBABU as FedBABU
     from fedskew.algorithms.fedbn import FedBN as FedBN
     from fedskew.algorithms.fedbn import MFedBN as MFedBN
     from fedskew.algorithms.fedbs import FedBS as FedBS
     from fedskew.algorithms.feddyn import FedDyn as FedDyn
+    from fedskew.algorithms.fedex_lora import FedExLoRA as FedExLoRA
+    from fedskew.algorithms.fedexp import FedExP as FedExP
+    from fedskew.algorithms.fedfomo import FedFomo as FedFomo
     from fedskew.algorithms.fedga import FedGA as FedGA
     from fedskew.algorithms.fedlc import FedLC as FedLC
     from fedskew.algorithms.fednova import FedNova as FedNova
@@ -44,15 +55,31 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.fedopt import FedAdam as FedAdam
     from fedskew.algorithms.fedopt import FedAvgM as FedAvgM
     from fedskew.algorithms.fedopt import FedYogi as FedYogi
+    from fedskew.algorithms.fedpac import FedPAC as FedPAC
     from fedskew.algorithms.fedpbs import FedPBS as FedPBS
     from fedskew.algorithms.fedper import FedPer as FedPer
+    from fedskew.algorithms.fedproto import FedProto as FedProto
     from fedskew.algorithms.fedprox import FedProx as FedProx
     from fedskew.algorithms.fedprox_layers import FedProxLayers as FedProxLayers
     from fedskew.algorithms.fedrep import FedRep as FedRep
     from fedskew.algorithms.fedrep import LGFedAvg as LGFedAvg
+    from fedskew.algorithms.fedrod import FedRoD as FedRoD
+    from fedskew.algorithms.fedrs import FedRS as FedRS
+    from fedskew.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
     from fedskew.algorithms.fedsam import FedSAM as FedSAM
     from fedskew.algorithms.fedtan import FedTAN as FedTAN
+    from fedskew.algorithms.ffa_lora import FFALoRA as FFALoRA
+    from fedskew.algorithms.finetune import FineTune as FineTune
+    from fedskew.algorithms.flora import FLoRA as FLoRA
+    from fedskew.algorithms.hierarchical import Hierarchical as Hierarchical
+    from fedskew.algorithms.ifca import IFCA as IFCA
+    from fedskew.algorithms.initial_weights import InitialWeights as InitialWeights
+    from fedskew.algorithms.lora import LoRA as LoRA
     from fedskew.algorithms.moon import Moon as Moon
+    from fedskew.algorithms.norm_test import NormTest as NormTest
+    from fedskew.algorithms.per_fedavg import PerFedAvg as PerFedAvg
+    from fedskew.algorithms.pfedme import PFedMe as PFedMe
+    from fedskew.algorithms.power_of_choice import PowerOfChoice as PowerOfChoice
     from fedskew.algorithms.privacy import DifferentialPrivacy as DifferentialPrivacy
     from fedskew.algorithms.qfedavg import QFedAvg as QFedAvg
     from fedskew.algorithms.robust import Clip as Clip
@@ -68,7 +95,10 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.stratify import StratifyBatch as StratifyBatch
     from fedskew.algorithms.stratify import StratifyHybrid as StratifyHybrid
     from fedskew.algorithms.stratify import StratifySingle as StratifySingle
+    from fedskew.algorithms.stratify_rounds import StratifyRounds as StratifyRounds
     from fedskew.algorithms.topologies import Buffered as Buffered
+    from fedskew.algorithms.topologies import EdgeServers as EdgeServers
+    from fedskew.algorithms.topologies import Graph as Graph
     from fedskew.algorithms.topologies import Parallel as Parallel
     from fedskew.algorithms.topologies import Sequential as Sequential
     from fedskew.algorithms.topologies import Synchronous as Synchronous
@@ -86,6 +116,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.core.trees import Tensors as Tensors
     from fedskew.core.trees import Tree as Tree
     from fedskew.models.layout import Layout as Layout
+    from fedskew.models.low_rank import AdapterLayout as AdapterLayout
     from fedskew.sample_schedules.holdings import Holdings as Holdings
     from fedskew.sample_schedules.sample_schedule import SampleSchedule as SampleSchedule
 
@@ -110,16 +141,20 @@ _CONTRACT = {
         ("ClientPool", "Probe", "Selection", "TrainConfig"), "fedskew.algorithms.selection"
     ),
     **dict.fromkeys(
-        ("Buffered", "Parallel", "Sequential", "Synchronous"), "fedskew.algorithms.topologies"
+        ("Buffered", "EdgeServers", "Graph", "Parallel", "Sequential", "Synchronous"),
+        "fedskew.algorithms.topologies",
     ),
     "Aggregator": "fedskew.aggregation.mean",
     "Rule": "fedskew.aggregation.rules",
     "BatchNormPolicy": "fedskew.batchnorm.policy",
+    "Adaptation": "fedskew.algorithms.adaptation",
+    "InitialWeights": "fedskew.algorithms.initial_weights",
     "Calibrator": "fedskew.algorithms.calibrator",
     "Channel": "fedskew.algorithms.channel",
     # Which other methods derive from while they are being registered
     "FedAvg": "fedskew.algorithms.fedavg",
     "Layout": "fedskew.models.layout",
+    "AdapterLayout": "fedskew.models.low_rank",
     **dict.fromkeys(("Tensors", "Tree"), "fedskew.core.trees"),
     **dict.fromkeys(("Floats", "Ints", "Stream"), "fedskew.core.streams"),
     **dict.fromkeys(

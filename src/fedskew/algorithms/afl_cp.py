@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +36,21 @@ class AFLCP(Algorithm):
 
     Section 3.2 also mentions "update consistency", without a definition. With ``consistency`` above 0 it is a
     fourth part of the score: how similar a client's updates were to the server's in the same rounds, the mean of
-    ``(1 + cosine) / 2``. The server computes it from the updates that it receives anyway.
+    ``(1 + cosine) / 2``. Its limits (section 5) list "model update variance" among what is collected, without a
+    definition either: ``consistency_of=distance`` takes the mean of ``1 / (1 + |d_k - d|^2 / |d|^2)`` instead, with the
+    update ``d`` of the server and ``d_k`` of the client. The server computes both from the updates that it receives.
 
     The entropy is all that a client reports about its data, once. With ``epsilon`` it adds Laplace noise of scale
     1/epsilon and clips to [0, 1] before it reports: local differential privacy for the whole client, since the entropy
-    of any other data differs by at most 1 (docs/privacy.md).
+    of any other data differs by at most 1 (docs/training-privacy.md).
 
     Args:
         entropy: weight of balanced labels in the score, relative to the other two
         reliability: weight of completed rounds
         speed: weight of short training times
         consistency: weight of updates similar to the server's; 0 leaves that part out, as the paper's formula does
+        consistency_of: how alike two updates are, by their directions (direction), or by the squared distance between
+            them (distance)
         floor: lowest score, so that no client is excluded
         epsilon: privacy of the reported entropy, smaller is more private; none for the plain entropy
 
@@ -68,6 +72,7 @@ class AFLCP(Algorithm):
     reliability: Annotated[float, NonNegative] = 1.0
     speed: Annotated[float, NonNegative] = 1.0
     consistency: Annotated[float, NonNegative] = 0.0
+    consistency_of: Literal["direction", "distance"] = "direction"
     floor: Annotated[float, Bounds(0, 1, above=True)] = 0.1
     epsilon: Annotated[float | None, Positive] = None
 
@@ -83,9 +88,11 @@ class AFLCP(Algorithm):
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """Return ``update_agreement`` if ``consistency`` is part of the score, ``secret_noise`` with ``epsilon``."""
+        """Return what ``consistency`` measures if it is part of the score, ``secret_noise`` with ``epsilon``."""
         needed: set[Requirement] = set()
-        if self.consistency > 0:
+        if self.consistency > 0 and self.consistency_of == "distance":
+            needed.add("update_distance")
+        elif self.consistency > 0:
             needed.add("update_agreement")
         if self.epsilon is not None:
             needed.add("secret_noise")

@@ -174,7 +174,7 @@ def class_gaussian(count: float, total: Tensor, outer: Tensor) -> tuple[Tensor, 
 def _factor(mean: Tensor, covariance: Tensor) -> Tensor | None:
     """Return the Cholesky factor of a covariance, which may be singular: a small ridge is added to it in place.
 
-    None for what is no covariance.
+    None for what is not a covariance.
     """
     # The latter for features that are all 0
     ridge = 1e-8 * (mean.square() + covariance.diagonal()).mean() + 1e-30

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.contract import Algorithm, Requirement, View, algorithms, difference
+from fedskew.algorithms.initial_weights import InitialWeights
 from fedskew.algorithms.selection import KeyedSelection, Selection
 from fedskew.core.device_streams import uniform
 from fedskew.core.errors import FedskewError
@@ -72,7 +73,7 @@ class TopK(Compression):
         """Return a channel for places and values."""
         return SparseChannel(self.own(TopK).share)
 
-    def init_client_state(self, weights: Tensors) -> Tree:
+    def init_client_state(self, weights: InitialWeights) -> Tree:
         """Return the method's client state, and nothing unsent."""
         unsent = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         return {**super().init_client_state(weights), _ERROR: unsent}

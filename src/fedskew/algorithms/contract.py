@@ -17,10 +17,12 @@ import numpy as np
 from torch import Tensor
 
 from fedskew.aggregation.mean import Aggregator
+from fedskew.algorithms.adaptation import Adaptation
 from fedskew.algorithms.backdoor import Backdoor
 from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.composition import Algorithms, composed
+from fedskew.algorithms.initial_weights import InitialWeights
 from fedskew.algorithms.selection import Selection
 from fedskew.algorithms.topologies import Parallel, Topology
 from fedskew.batchnorm.policy import BatchNormPolicy
@@ -29,22 +31,35 @@ from fedskew.core.registry import Choice, compose, parts_of, validate
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import Layout
+from fedskew.models.low_rank import AdapterLayout
 
 Part = TypeVar("Part", bound="Algorithm")
+TRAINED = "trained"  # the part of the client state that local steps train
 Weights: TypeAlias = Literal["size", "uniform"]
 Requirement: TypeAlias = Literal[
     "features",  # the batch has the inputs of the model's head
+    # After local training, ``payload`` and ``client_state`` see the sums of the client's features by class
+    "class_features",
+    "linear_head",  # the model ends in its head, a linear layer
     "classes",  # labels are classes with one output each: other tasks are refused
     "class_counts",  # likewise, and the view has the client's number of rows of each class
     # ``correct_gradients`` and ``on_receive`` may request the gradient at other weights
     "gradient_at",
+    # ``correct_gradients`` may also request it on a second batch of as many rows, drawn apart
+    "second_batch",
     # The gradient of a client's mean loss on all its rows, at the weights it starts from
     "full_gradient",
     "loss_before",  # a client's mean loss on all its rows before local training, in ``numbers``
     "loss_after",  # likewise after local training
+    # Before ``on_receive``, a client's mean loss on all its rows of each model that it may choose from
+    "candidate_losses",
+    # ``server_update`` sees the payload of every client, in ``cohort.updates``
+    "single_updates",
+    "answer_in_use",  # the model that a client uses depends on the server's present answer to it
     "optimizer_state",  # the state of the local optimiser is kept from round to round
     # The server measures how similar each client's update is to that of the round
     "update_agreement",
+    "update_distance",  # likewise, by their distance in place of their directions
     "sgd",  # the method is defined for local SGD only
     "private_updates",  # clients may send nothing but one update, whose norm is clipped
     # Privacy by noise that nobody else can draw: nodes, which have the seed of a run, are refused
@@ -61,9 +76,9 @@ class Batch:
 
     ``logits`` are the model's outputs and ``labels`` the targets of the rows; ``loss`` is the task's mean loss of
     other logits for these rows. ``features`` are the inputs of the model's head (for methods that require them).
-    ``logits_at`` and ``features_at`` give the same under other weights, without gradient; names that these lack are
-    taken from the client's own. ``mean`` is the mean of one number a row: where rows are padded, only it knows which
-    of them are real.
+    ``logits_at`` and ``features_at`` give the same under other weights; names that these lack are taken from the
+    client's own, without gradient. ``mean`` is the mean of one number per row: where rows are padded, only it knows
+    which of them are real.
     """
 
     logits: Tensor
@@ -88,6 +103,13 @@ def _no_gradient(weights: Tensors) -> Tensors:
     raise FedskewError("view.gradient_at needs requires = frozenset({'gradient_at'}) in the method")
 
 
+def _no_second_batch(weights: Tensors) -> Tensors:
+    raise FedskewError(
+        "view.second_gradient_at needs requires = frozenset({'second_batch'}) in the method, and is for "
+        "correct_gradients"
+    )
+
+
 @dataclass(frozen=True)
 class View:
     """One client during its local training, as the hooks see it.
@@ -95,9 +117,15 @@ class View:
     ``params`` are being trained, ``start`` is what the client received at the start of the round, ``server`` is what
     ``broadcast`` sent along, ``client_state`` is what the client kept from its last round. ``numbers`` holds scalars
     as tensors: ``size`` (rows), ``steps`` (local steps in all), ``lr``, those of the client's ``TrainConfig`` and,
-    for methods that require it, ``loss_before``. ``momentum`` is that of the local optimiser. What else a method
-    ``requires`` is in ``class_counts``, ``full_gradient`` (for ``client_state`` and ``payload``) and ``gradient_at``
-    (the gradient of what the client minimises on the current batch, at other weights).
+    for methods that require it, ``loss_before``. ``momentum`` is that of the local optimiser, and ``sent`` are the
+    names of the weights that leave the client. ``answer`` is what the server sent this client alone.
+
+    What else a method ``requires`` is in ``class_counts``, ``full_gradient`` and ``class_features`` (for
+    ``client_state`` and ``payload``; the latter has, by class, the ``sum`` of the features of the client's rows under
+    the trained weights, their ``count``, and ``square``, the sum of their squared lengths), ``gradient_at`` (the
+    gradient of what the client minimises on the current batch, at other weights; in ``on_receive``, on the first
+    batch), ``second_gradient_at`` (likewise on a second batch of the step) and ``candidate_losses`` (the client's mean
+    loss on all its rows under the weights that it received and under each of the ``candidates`` that came with them).
     """
 
     params: Tensors
@@ -109,7 +137,12 @@ class View:
     batch: Batch | None = None
     class_counts: Tensor | None = None
     full_gradient: Tensors = field(default_factory=dict)
+    sent: frozenset[str] = frozenset()
+    class_features: Tensors = field(default_factory=dict)
+    answer: Tree = field(default_factory=dict)
+    candidate_losses: Tensor | None = None
     gradient_at: Callable[[Tensors], Tensors] = _no_gradient
+    second_gradient_at: Callable[[Tensors], Tensors] = _no_second_batch
 
 
 @dataclass(frozen=True)
@@ -167,6 +200,8 @@ class Cohort:
     ``total`` is the weight of all clients of the federation, including those that did not take part. ``mean``
     is the plain weighted mean of the payloads, also where a robust rule combined them otherwise. ``expected`` is how
     many clients a round has by the settings, and ``stream`` has the random numbers of the server in this round.
+    For methods that require ``single_updates``, ``updates`` are the payloads, stacked, and ``clients`` the numbers of
+    their clients.
     """
 
     weights: Floats
@@ -174,6 +209,8 @@ class Cohort:
     mean: Tree = field(default_factory=dict)
     expected: int = 1
     stream: Stream = field(default_factory=lambda: Stream(0, "server"))
+    clients: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    updates: Tree = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -183,14 +220,14 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Has FedAvg's version of every hook; a method overrides only what it changes.
+    """Base class of methods: it has FedAvg's version of every hook, and a method overrides what it changes.
 
     What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
-    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting``, ``personal_method`` and ``poison``. ``requires``
-    names what it needs from the engine.
+    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting``, ``personal_method``, ``adaptation`` and
+    ``adapters`` and ``poison``. ``requires`` names what it needs from the engine.
 
-    Where the server state and the client state have a part of the same name, the server's is the mean of the clients':
-    a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
+    Where the server state and the client state have a part of the same name, the server's is the mean of the clients'.
+    A client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
     """
 
     # May be added to any method: derive it from Algorithm, call super() in its hooks
@@ -201,6 +238,8 @@ class Algorithm:
     places: ClassVar[Mapping["type[Algorithm]", Mapping[str, str]]] = {}
     # Options that the class reads by ``own``, so that another part may have one of the same name
     read_by_part: ClassVar[frozenset[str]] = frozenset()
+    # Whether rounds with a sample schedule and rounds in which clients train separately follow each other
+    mixes_rounds: ClassVar[bool] = False
     # Computation of one training row relative to FedAvg's, for the simulated clock
     cost_per_row: ClassVar[float] = 1.0
 
@@ -273,7 +312,8 @@ class Algorithm:
     def topology(self, round: int) -> Topology:
         """Return how this round moves the model.
 
-        A run is either Parallel or Buffered throughout, or Sequential and Synchronous.
+        A run is Parallel, Buffered, EdgeServers or a Graph throughout, or else Sequential and Synchronous; with
+        ``mixes_rounds`` it is Parallel or Synchronous, and Synchronous in the first round if it ever is.
         """
         return Parallel()
 
@@ -311,6 +351,21 @@ class Algorithm:
         return None
 
     @property
+    def no_shared_model(self) -> str:
+        """Return why there is no one model for all clients, although they send all weights; empty if there is one."""
+        return ""
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """Return how a client trains the model on its own rows before it uses it, or None."""
+        return None
+
+    @property
+    def adapters(self) -> AdapterLayout | None:
+        """Return which layers of the model get low-rank adapters, which are trained in place of the model, or None."""
+        return None
+
+    @property
     def poison(self) -> Backdoor | None:
         """Return what hostile clients do to their rows before the first round, or None."""
         return None
@@ -321,23 +376,42 @@ class Algorithm:
         """Return the parameters and buffers that never leave their client."""
         return frozenset()
 
-    def init_server_state(self, weights: Tensors) -> Tree:
-        """Return the server state beside the weights, before the first round."""
+    def init_server_state(self, weights: InitialWeights) -> Tree:
+        """Return the server state beside the weights, before the first round.
+
+        ``weights`` are those that clients send; the others can be looked up by name (``InitialWeights``).
+        """
         return {}
 
     def broadcast(self, server_state: Tree) -> Tree:
         """Return the part of the server state that is sent to the clients with the weights."""
         return {}
 
-    def init_client_state(self, weights: Tensors) -> Tree:
-        """Return the state of a client before its first round."""
+    def answer(self, server_state: Tree, clients: Ints) -> Tree:
+        """Return what the server sends each of these clients alone, beside the broadcast, stacked in their order.
+
+        Weights in a part ``model`` are those that the client receives in place of the global ones, and
+        ``candidates`` are models to choose from. Numbers in a part ``numbers`` are those of a ``TrainConfig``: hooks
+        see them in ``view.numbers``, and the table of clients shows them.
+        """
+        return {}
+
+    def init_client_state(self, weights: InitialWeights) -> Tree:
+        """Return the state of a client before its first round; ``weights`` as in ``init_server_state``.
+
+        Tensors of a part ``trained`` are trained beside the weights, with a local optimiser of their own that begins
+        afresh in every round: each step follows the gradient of the ``objective`` with respect to them.
+        """
         return {}
 
     # -- the hooks: local training -------------------------------------------------------------------------------------
 
-    def on_receive(self, view: View) -> Tensors:
-        """Return the weights from which a client starts local training; ``view.start`` are those it received."""
-        return view.start
+    def on_receive(self, view: View) -> tuple[Tensors, Tree]:
+        """Return the weights from which a client starts local training, and its client state from then on.
+
+        ``view.start`` are the weights that it received.
+        """
+        return view.start, view.client_state
 
     def trainable(self, layout: Layout, epoch: int, epochs: int) -> frozenset[str]:
         """Return the parameters that are trained in local epoch ``epoch`` of ``epochs``; the others do not change."""
@@ -375,7 +449,11 @@ class Algorithm:
         ``shared`` are those of the global model; where tensors never leave their clients, it has their initial values.
         ``kept`` is what this client keeps: the part ``local``, with the tensors that never leave it, and the parts of
         its client state, ``state.NAME``. Where clients train models of their own (``personal_method``), it is what
-        they keep of these, and ``local`` is that whole model. Every tensor of ``shared`` must be in the result.
+        they keep of these, and ``local`` is that whole model. Where the broadcast has candidates to choose from,
+        ``candidate`` are the weights of the one with the least loss on the client's rows, empty for the global model,
+        and where the method requires ``answer_in_use``, ``answer.NAME`` are the parts of the answer. Every tensor of
+        ``shared`` must be in the result. Where the method has an ``adaptation``, the client trains the result on its
+        own rows first.
         """
         return {**shared, **kept.get("local", {})}
 
@@ -388,7 +466,10 @@ class Algorithm:
     def server_update(
         self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
     ) -> tuple[Tensors, Tree]:
-        """Return the new weights and the new server state from the aggregated payloads."""
+        """Return the new weights and the new server state from the aggregated payloads.
+
+        Buffers that clients receive and never send may be among the new weights.
+        """
         return {
             name: weight + mean["delta"][name] for name, weight in weights.items()
         }, server_state

@@ -22,7 +22,7 @@ class FedNTD(FedAvg):
 
     Readings: the term is not multiplied by ``tau^2``, as some code bases do, so a higher ``tau`` also makes it weaker.
     BatchNorm uses the batch's own statistics under both weights. With two classes there is one other, and nothing to
-    distil. Tasks without one class a row and one output a class are refused.
+    distil. Tasks without one class per row and one output per class are refused.
 
     Args:
         beta: strength of the distillation

@@ -61,6 +61,8 @@ class FedPBS(Algorithm):
         b_th: batch size below which a client is vulnerable; without it and b_quantile, half of the setting batch_size
         b_quantile: quantile of the round's batch sizes that serves as b_th, 0 for no condition
         b_min: smallest batch of a slow client, if it has as many rows
+        work: a client with a smaller batch takes all of the epochs, and so more steps (epochs), or as many whole epochs
+            as come closest to the steps that it would take with the setting batch_size, at least one (steps)
         weights: equal for all clients (uniform), or smaller for a larger variance (soft), none for the variant's:
             uniform in algorithm4, soft in section4
         tau: with weights=soft, how fast weights fall with the variance; none for 1 / mean variance
@@ -87,6 +89,7 @@ class FedPBS(Algorithm):
     b_th: Annotated[int | None, AtLeastOne] = None
     b_quantile: Annotated[float | None, Share] = None
     b_min: Annotated[int, AtLeastOne] = 2
+    work: Literal["epochs", "steps"] = "epochs"
     weights: Literal["uniform", "soft"] | None = None
     tau: Annotated[float | None, NonNegative] = None
     importance: Importance = "equal"
@@ -210,9 +213,11 @@ class Screening(Selection):
         }
         if method.soft:
             numbers["beta"] = soft_weights(variance, method.tau)
-        return replace(
-            super().configure_training(pool, chosen, {}, count), batch_size=batch, numbers=numbers
-        )
+        config = super().configure_training(pool, chosen, {}, count)
+        epochs = config.epochs
+        if method.work == "steps":
+            epochs = _epochs_of_nominal_steps(pool, pool.sizes[chosen], batch)
+        return replace(config, batch_size=batch, epochs=epochs, numbers=numbers)
 
     def _large(self, batch: Ints, variance: Floats, pool: ClientPool) -> npt.NDArray[np.bool_]:
         """Return which clients have a large enough batch."""
@@ -237,6 +242,18 @@ class Screening(Selection):
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(variance <= v_th, 1.0, variance / v_th)
         return np.asarray(np.minimum(np.nan_to_num(times, nan=np.inf), self.method.mu_cap))
+
+
+def _epochs_of_nominal_steps(pool: ClientPool, rows: Ints, batch: Ints) -> Ints:
+    """Return the whole epochs in ``batch`` that come closest to the steps of all epochs in the nominal batch.
+
+    >>> pool = ClientPool(0, sizes=np.array([640]), batch_size=64, epochs=20)
+    >>> _epochs_of_nominal_steps(pool, pool.sizes, np.array([16])).tolist()
+    [5]
+    """
+    nominal = -(-rows // pool.batch_size) * pool.epochs
+    epochs = np.rint(nominal / -(-rows // batch)).astype(np.int64)
+    return np.maximum(epochs, 1)
 
 
 def _threshold(number: float | None, values: Floats, quantile: float) -> float:

@@ -16,7 +16,7 @@ from fedskew.core.trees import Tensors, Tree
 @algorithms.register("fedprox-layers")
 @dataclass(frozen=True)
 class FedProxLayers(FedAvg):
-    """FedProx with one adaptive mu a layer: a client minimises ``F_k(w) + sum_l mu_l/2 ||w_l - w_t,l||^2``.
+    """FedProx with one adaptive mu per layer: a client minimises ``F_k(w) + sum_l mu_l/2 ||w_l - w_t,l||^2``.
 
     After aggregation ``mu_l <- (1 - a) mu_l + a (d_l / max_j d_j) mu_0`` with the drift ``d_l = ||w_t,l -
     w_{t-1},l||`` of the global weights; where nothing moved, every ``mu_l`` stays. ``mu_l`` starts at ``mu_0`` and

@@ -15,7 +15,7 @@ class FedTAN(FedAvg):
 
     At every BatchNorm layer of a local step the clients that still train send their batch means, get the mean of these
     means, send their variances around it and get the mean of these; backward, the gradients of the two are averaged
-    likewise. Running statistics follow the common statistics. Without BatchNorm, or with one client a round, it is
+    likewise. Running statistics follow the common statistics. Without BatchNorm, or with one client per round, it is
     FedAvg.
 
     All clients have the same weight, whatever their batch sizes. Where batches are equally large, that is BatchNorm

@@ -20,7 +20,8 @@ from fedskew.algorithms.contract import (
     algorithms,
 )
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.algorithms.selection import PoissonSelection, Selection, SelectionAround
+from fedskew.algorithms.initial_weights import InitialWeights
+from fedskew.algorithms.selection import PoissonSelection, Selection, selects_itself
 from fedskew.algorithms.topologies import Parallel
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
@@ -80,12 +81,17 @@ class DifferentialPrivacy(Algorithm):
 
     def _leak(self) -> str | None:
         """Return what of the whole composition would break the guarantee, or None."""
-        reports = {"loss_before", "loss_after", "update_agreement"} & super().requires
+        reports = {
+            "loss_before",
+            "loss_after",
+            "update_agreement",
+            "update_distance",
+        } & super().requires
         if type(self.topology(0)) is not Parallel:
             return "the rounds are not those of clients that are sampled anew and train separately"
         if not _only_clips(self.aggregator):
             return "a rule other than the sum combines the updates"
-        if not _samples_plainly(self.client_selection):
+        if selects_itself(self.client_selection):
             return "clients are selected by what they report or have done"
         if super().weight.__func__ not in (Algorithm.weight, FedAvg.weight):  # type: ignore[attr-defined]
             return "clients have weights of the method's own"
@@ -123,7 +129,7 @@ class DifferentialPrivacy(Algorithm):
         """Return 1 for every client, whatever its rows."""
         return np.ones(len(report.clients))
 
-    def init_server_state(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: InitialWeights) -> Tree:
         """Return the method's server state, and no rounds so far."""
         _accounting()  # raises an error where it is not installed
         return {**super().init_server_state(weights), _PART: _spent(0, 0.0)}
@@ -200,9 +206,3 @@ def _only_clips(aggregator: Aggregator) -> bool:
     while isinstance(aggregator, ClippedUpdates):
         aggregator = aggregator.then
     return type(aggregator) is Aggregator
-
-
-def _samples_plainly(selection: Selection) -> bool:
-    while isinstance(selection, SelectionAround):
-        selection = selection.inner
-    return type(selection) is Selection

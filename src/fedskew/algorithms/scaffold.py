@@ -32,6 +32,11 @@ class Scaffold(FedAvg):
     stays a plain mean under any rule. Parameters that stay with a client are not corrected. The first round is
     FedAvg. The paper weighs clients uniformly.
 
+    A control is as old as its client's last round. Where few clients take part and differ much, stale controls can
+    drive the weights apart, in every precision and on both engines. On MNIST (mlp, Dirichlet(0.1), 10 of 100 clients,
+    60 rounds, three seeds), option I ended at 10 to 20 % accuracy or diverged, with lr=0.05 and with lr=0.01; option II
+    reached 95 % and 91 %.
+
     Args:
         weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
         option: where the new control comes from, I or II

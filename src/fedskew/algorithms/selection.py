@@ -8,6 +8,7 @@ import numpy as np
 
 from fedskew.core.device_streams import KEY_BITS
 from fedskew.core.streams import Floats, Ints, Stream, bits
+from fedskew.core.trees import Tree
 
 # What the server records of every client
 RECORDS = ("selected", "completed", "seconds", "agreement")
@@ -142,6 +143,10 @@ class Selection:
         """Return numbers that clients report once, before the first round; ``label_counts()`` is clients x classes."""
         return {}
 
+    def clients_wanted(self, server_state: Tree, most: int) -> int:
+        """Return how many clients the next round is to have: ``most``, the number of the settings, or fewer."""
+        return most
+
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         """Return ``count`` different clients as positions in the pool, drawn uniformly or in proportion to size."""
         population = len(pool)
@@ -189,6 +194,10 @@ class SelectionAround(Selection):
         """Return the numbers that clients report to the strategy inside."""
         return self.inner.client_profile(label_counts, stream)
 
+    def clients_wanted(self, server_state: Tree, most: int) -> int:
+        """Return how many clients the strategy inside wants."""
+        return self.inner.clients_wanted(server_state, most)
+
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         """Return the clients that the strategy inside selects."""
         return self.inner.select(pool, count, stream)
@@ -208,6 +217,15 @@ class SelectionAround(Selection):
     ) -> TrainConfig:
         """Return who trains, and how, by the strategy inside."""
         return self.inner.configure_training(pool, chosen, probed, count)
+
+
+def selects_itself(selection: Selection) -> bool:
+    """Return whether a strategy selects or measures clients in a way of its own, whatever is around it."""
+    while isinstance(selection, SelectionAround):
+        if selection.probe:
+            return True
+        selection = selection.inner
+    return type(selection) is not Selection
 
 
 class PoissonSelection(SelectionAround):

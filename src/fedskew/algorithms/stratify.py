@@ -20,10 +20,8 @@ from fedskew.sample_schedules.sample_schedule import (
 
 
 @dataclass(frozen=True)
-class _Stratified(Algorithm):
-    """Base of the Stratify methods: a round is one epoch of the label schedule; the optimiser is never reset."""
-
-    requires = frozenset({"optimizer_state"})
+class Stratified(Algorithm):
+    """Base of the Stratify methods: a round is one epoch of the label schedule."""
 
     selection: Literal["uniform", "weighted"] = "uniform"
     frequency: Literal["uniform", "proportional"] = "uniform"
@@ -113,7 +111,7 @@ class _Stratified(Algorithm):
 
 @algorithms.register("stratify-batch")
 @dataclass(frozen=True)
-class StratifyBatch(_Stratified):
+class StratifyBatch(Stratified):
     """Stratify, batch-data learning (Algorithms 2 and 4): every batch is drawn by label over all clients.
 
     The labels of an epoch, each ``f_l`` times, are shuffled and divided into batches of ``batch_size``. For each
@@ -132,13 +130,15 @@ class StratifyBatch(_Stratified):
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
         secure: the server gets placeholders for labels, agreed on under encryption, and sums over the clients of a
-            step (needs fedskew[he]); docs/secret-labels.md says what these disclose
+            step (needs fedskew[he]); docs/threat-model.md says what these disclose
         round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
             up
 
     >>> type(StratifyBatch().topology(0)).__name__
     'Synchronous'
     """
+
+    requires = frozenset({"optimizer_state"})  # never reset
 
     def topology(self, round: int) -> Topology:
         """Return synchronous steps on batches of the label schedule."""
@@ -147,7 +147,7 @@ class StratifyBatch(_Stratified):
 
 @algorithms.register("stratify-single")
 @dataclass(frozen=True)
-class StratifySingle(_Stratified):
+class StratifySingle(Stratified):
     """Stratify, single-sample learning (Algorithms 1 and 3): the model is sent to a client that holds the next labels.
 
     The labels of an epoch, each ``f_l`` times, are shuffled and divided into chunks. Within a chunk the model is
@@ -165,7 +165,7 @@ class StratifySingle(_Stratified):
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
         secure: the server gets placeholders for labels, agreed on under encryption, and sums over the clients of a
-            step (needs fedskew[he]); docs/secret-labels.md says what these disclose
+            step (needs fedskew[he]); docs/threat-model.md says what these disclose
         round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
             up
         chunk: labels that are planned together; with 1 the model is passed on at random
@@ -174,6 +174,8 @@ class StratifySingle(_Stratified):
     >>> type(StratifySingle().topology(0)).__name__
     'Sequential'
     """
+
+    requires = frozenset({"optimizer_state"})  # never reset
 
     chunk: Annotated[int, AtLeastOne] = 5
     retain: Annotated[Literal["all"] | int, AtLeastOne] = "all"

@@ -4,17 +4,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.aggregation.mean import Aggregator
 from fedskew.algorithms.selection import ClientPool
 from fedskew.core.streams import Stream
 from fedskew.sample_schedules.holdings import Holdings
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
+Links: TypeAlias = NDArray[np.bool_]
 LabelAccess: TypeAlias = Literal["none", "counts", "shares"]
 
 
 @dataclass(frozen=True)
 class Parallel:
     """Clients train copies of the model separately, and the server aggregates their updates when all have arrived."""
+
+
+@dataclass(frozen=True)
+class EdgeServers(Parallel):
+    """Every client has an edge server, which aggregates in every round; the cloud aggregates the edges' models.
+
+    Args:
+        edges: how many edge servers there are
+        every: after how many rounds the cloud aggregates
+        by: how clients come to their edges: order, network, labels, or a file with a client and its edge per line
+        nearer: how many times faster a client's line to its edge is than the fleet's
+        mbit: bandwidth between an edge and the cloud in Mbit/s, both ways
+        latency: seconds until a message between them arrives
+        rule: how the cloud combines the changes of the edges' models
+    """
+
+    edges: int
+    every: int
+    by: str
+    nearer: float
+    mbit: float
+    latency: float
+    rule: Aggregator
 
 
 @dataclass(frozen=True)
@@ -25,6 +53,18 @@ class Buffered:
     """
 
     buffer_size: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Clients train separately and exchange models with their neighbours on a graph, without a server.
+
+    Args:
+        links: returns who exchanges models with whom in a round among so many clients, as a symmetric matrix; the
+            stream is that of the server in this round
+    """
+
+    links: Callable[[int, Stream], Links]
 
 
 @dataclass(frozen=True)
@@ -65,7 +105,7 @@ class Synchronous(Scheduled):
     """All clients hold the same weights, and their gradients are summed at every step."""
 
 
-Topology: TypeAlias = Parallel | Buffered | Sequential | Synchronous
+Topology: TypeAlias = Parallel | Buffered | Graph | Sequential | Synchronous
 
 
 def hides_labels(topology: Topology) -> bool:
