@@ -237,7 +237,8 @@ def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str
         for _ in range(2)
     )
     captured = Captured(mode="stack")
-    together = Together(dict(enumerate(server.job for server in others)), captured)
+    jobs = dict(enumerate(server.job for server in others))
+    together = Together(jobs, captured, dict.fromkeys(jobs, 0))
     for _ in range(7):
         halves = [server.invite() for server in others]
         learnt = together.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves)])

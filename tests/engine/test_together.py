@@ -14,6 +14,7 @@ from fedskew.algorithms import FedAvg, NonNegative, View
 from fedskew.data.partition import Partition
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Asked, Together, numeric_options
+from fedskew.models.build import build
 from fedskew.server.server import Server
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of losses and weights of order 1
@@ -56,7 +57,8 @@ def check(
     joined: Sequence[int],
     within: float = 0,
 ) -> None:
-    together = Together(dict(enumerate(server.job for server in others)), Stacked(mode="stack"))
+    jobs = dict(enumerate(server.job for server in others))
+    together = Together(jobs, Stacked(mode="stack"), dict.fromkeys(jobs, 0))
     for _ in range(ROUNDS):
         assert advance(others, together) == list(joined)
         for server in alone:
@@ -105,7 +107,11 @@ METHODS = [
     ["scaffold:option=I"], ["moon:mu=1,tau=0.5", "moon:mu=5,tau=0.2"], ["fedavgm:beta=0.5", "fedavgm:beta=0.9"],
     ["fedadam", "fedadam:server_lr=0.1"], ["feddyn:alpha=0.1", "feddyn:alpha=1"], ["fedlc:tau=0.5", "fedlc:tau=2"],
     ["fedsam:rho=0.05", "fedsam:rho=0.5"], ["fednova"], ["ditto"], ["fedga"],
-    ["fedprox:mu=0.1 + median", "fedprox:mu=1 + median"],
+    ["fedprox:mu=0.1 + median", "fedprox:mu=1 + median"], ["fedexp", "fedexp:epsilon=0.1"],
+    ["fedrs:alpha=0.2", "fedrs:alpha=0.9"], ["apfl"],
+    ["per-fedavg:inner_lr=0.01", "per-fedavg:inner_lr=0.1"], ["pfedme:lam=1", "pfedme:lam=3"],
+    ["fedala", "fedala:ala_lr=0.1"], ["fedrod"], ["fedbabu"],
+    ["finetune"], ["power-of-choice"], ["norm-test:bound=0.3"],
 ]  # fmt: skip
 
 
@@ -116,6 +122,60 @@ def test_methods_and_their_options(lab, methods: list[str], dtype: str):
     rounding = 4 * torch.finfo(getattr(torch, dtype)).eps
     within = max(TOLERANCE[dtype], rounding * amplification(lab, methods))
     check(lab, *runs, joined=range(2 * len(methods)), within=within)
+
+
+@pytest.mark.parametrize(
+    "methods", [["apfl:mixture=0.2", "apfl:mixture=0.8"], ["fedproto:lam=0.1", "fedproto:lam=2"]]
+)
+def test_options_that_change_only_the_models_of_clients(lab, methods: list[str]):
+    alone, others = (trainings(lab, methods, (0,), dtype="float64") for _ in range(2))
+    jobs = dict(enumerate(server.job for server in others))
+    together = Together(jobs, Stacked(mode="stack"), dict.fromkeys(jobs, 0))
+    for _ in range(ROUNDS):
+        assert advance(others, together) == [0, 1]
+        for server in alone:
+            server.advance()
+    for client in range(6):
+        models = [server.client_model(client) for server in (*alone, *others)]
+        for name, value in models[0].items():
+            torch.testing.assert_close(models[2][name], value, rtol=0, atol=1e-10)
+            torch.testing.assert_close(models[3][name], models[1][name], rtol=0, atol=1e-10)
+    first, second = (server.client_model(0) for server in others)
+    assert not any(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    ("methods", "joined"),
+    [
+        (
+            ["fedavg + lora:rank=2"],
+            [0, 1],
+        ),  # the model is that of seed 0 for both, and A is trained
+        (["fedavg + flora:rank=2"], [0, 1]),
+        (["fedavg + ffa-lora:rank=2"], []),  # A is frozen, and each seed has its own
+        (["fedavg + lora:rank=2,alpha=2", "fedavg + lora:rank=2,alpha=8"], [0, 1, 2, 3]),
+        (["fedprox:mu=0.1 + lora:rank=2", "fedprox:mu=1 + lora:rank=2"], [0, 1, 2, 3]),
+    ],
+)
+def test_adapters(lab, methods: list[str], joined: list[int]):
+    """Runs whose frozen weights or adapters differ are in stacks of their own."""
+    runs = [trainings(lab, methods, (0, 1), dtype="float64", lr=0.05) for _ in range(2)]
+    check(lab, *runs, joined=joined)
+
+
+def test_frozen_weights_of_other_seeds(lab):
+    models = []
+    for seed in range(2):
+        model = build("mlp:hidden=5", (6,), 3, seed=seed)
+        model.features.requires_grad_(False)
+        models.append(model)
+    runs = []
+    for _ in range(2):
+        some = []
+        for model in (*models, models[0]):
+            some += trainings(lab, ["fedavg"], (len(some),), model=model)
+        runs.append(some)
+    check(lab, *runs, joined=[0, 2])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold"])
@@ -164,7 +224,8 @@ def test_equal_clients_have_the_same_bits(lab):
                 for seed in range(3)
             ]
         )
-    together = Together(dict(enumerate(server.job for server in runs[1])), Stacked(mode="stack"))
+    jobs = dict(enumerate(server.job for server in runs[1]))
+    together = Together(jobs, Stacked(mode="stack"), dict.fromkeys(jobs, 0))
     for _ in range(3):
         advance(runs[1], together)
         for server in runs[0]:
@@ -235,7 +296,8 @@ def test_a_stack_is_no_larger_than_memory(lab):
     plan = others[0].invite().plan
     room = Stacked(memory=1 << 20).room(others[0].job, plan)
     engine = Stacked(memory=(1 << 20) * 10 // room, mode="stack")  # 10 of 5 x 4 clients
-    together = Together(dict(enumerate(server.job for server in others)), engine)
+    jobs = dict(enumerate(server.job for server in others))
+    together = Together(jobs, engine, dict.fromkeys(jobs, 0))
     sizes = []
     train_joint = Stacked.train_joint
     try:
@@ -259,11 +321,39 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are(lab):
     others = [*runs[1], bad]
     halves = [server.invite() for server in others]
     jobs = dict(enumerate(server.job for server in others))
-    learnt = Together(jobs, Stacked(mode="stack")).train(
+    learnt = Together(jobs, Stacked(mode="stack"), dict.fromkeys(jobs, 0)).train(
         [Asked(i, h.start, h.plan) for i, h in enumerate(halves)]
     )
     for i, server in enumerate(runs[1]):
         server.results = [server.complete(halves[i], learnt[i])]
     for one, other in zip(runs[0], runs[1], strict=True):
         one.results = [one.advance()]
+        assert lab.gap(one, other) < 1e-10
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedlc"])
+def test_runs_on_other_rows_are_trained_on_their_own(lab, method: str):
+    fed = lab.federation((9, 5, 4, 7, 2, 8))
+    tables = [fed.train]
+    for seed in (1, 2):
+        noise = np.random.default_rng(seed).normal(size=fed.train.x.shape)
+        y = (fed.train.y + seed) % 3
+        tables.append(replace(fed.train, x=(fed.train.x + noise).astype(fed.train.x.dtype), y=y))
+    several = []
+    for _ in range(2):
+        servers = []
+        for number in (0, 1, 1, 2):
+            own = replace(fed, treated=tables[number])
+            chosen = {"per_round": 4, "seed": len(servers), "engine": Stacked(mode="stack")}
+            servers.append(lab.training(own, method, **chosen))
+        several.append(servers)
+    alone, others = several
+    jobs = dict(enumerate(server.job for server in others))
+    names = {i: id(server.fed.train) for i, server in enumerate(others)}
+    together = Together(jobs, Stacked(mode="stack"), names)
+    for _ in range(ROUNDS):
+        assert advance(others, together) == [0, 1, 2, 3]
+        for server in alone:
+            server.results = [*getattr(server, "results", []), server.advance()]  # type: ignore[attr-defined]
+    for one, other in zip(alone, others, strict=True):
         assert lab.gap(one, other) < 1e-10

@@ -73,7 +73,8 @@ class CapturedStack(Stack):
             return []
         state = self.state
         moving: Tree = {"params": state.params, "buffers": state.buffers, **state.optimizer_state}
-        return [*tensors_of(moving), state.sums, state.at]
+        own = [*tensors_of(state.client_state), *tensors_of(state.own_state)]
+        return [*tensors_of(moving), *own, state.sums, state.at]
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,8 @@ class CapturedStack(Stack):
         self.seen[known] += 1
         if known in self.states:
             return True
-        measures = {"loss_before", "loss_after", "full_gradient"} & self.requires
+        measured = {"loss_before", "loss_after", "full_gradient", "class_features"}
+        measures = (measured | {"candidate_losses"}) & self.requires
         if measures or len(self.counts) > _STEPS_IN_A_ROUND:
             return False
         return self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT
@@ -127,6 +129,8 @@ class CapturedStack(Stack):
         first = self.job.partition.offsets[plan.places - self.job.first]
         columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
         columns += [stream_words(plan, plan.purpose), stream_words(plan, "augment")]
+        if "second_batch" in self.requires:
+            columns.append(stream_words(plan, plan.second().purpose))
         words = np.concatenate([np.stack(columns, 1), packed.view(np.int64)], 1)
         numbers = torch.from_numpy(words)
         if not self.given:
@@ -138,14 +142,36 @@ class CapturedStack(Stack):
         there = self.given["numbers"][""]
         there[:count].copy_(numbers, non_blocking=True)
         given: list[Tensor] = []
+        new: list[Tensor] = []
         for part in shared:
-            given.extend(self.given[part].values())
+            for name, value in self.given[part].items():
+                given.append(value)
+                new.append(shared[part][name])
         for part in own:
-            for value in self.given[part].values():
+            for name, value in self.given[part].items():
                 given.append(value[:count])
-        torch._foreach_copy_(given, [*tensors_of(shared), *tensors_of(own)])
+                new.append(own[part][name])
+        torch._foreach_copy_(given, new)
         if count < clients:
             there[count:, _STEPS] = 0  # clients without steps are not there
+
+    def _second_rows(self) -> Tensor:
+        """Return the row numbers of the second batches of all steps."""
+        numbers = self.given["numbers"][""]
+        return self._row_table(numbers[:, len(COLUMNS) + 2])[0]
+
+    def _row_table(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the row numbers of all steps, drawn from these streams, and how many of them are real."""
+        room = self.room
+        return row_table(
+            self.given["numbers"][""][:, : len(COLUMNS)].T,
+            words,
+            self.job.rows_in_order,
+            room.steps,
+            room.width,
+            room.epochs,
+            room.longest,
+        )
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the row numbers of all steps, how many of them are real, and the moves of images."""
@@ -153,15 +179,7 @@ class CapturedStack(Stack):
         numbers = self.given["numbers"][""]
         plan = numbers[:, : len(COLUMNS)].T
         words = numbers[:, len(COLUMNS) : len(COLUMNS) + 2].T
-        rows, real = row_table(
-            plan,
-            words[0],
-            self.job.rows_in_order,
-            room.steps,
-            room.width,
-            room.epochs,
-            room.longest,
-        )
+        rows, real = self._row_table(words[0])
         moves = None
         if self.job.augment != "none":
             move_bits = move_words(plan, words[1], room.steps, room.width)

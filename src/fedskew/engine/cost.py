@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.batchnorm.masked import has_batch_norm
+from fedskew.models.low_rank import FIXED
+from fedskew.models.parameters import frozen
 
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
@@ -33,7 +35,7 @@ class _RowCost:
     largest: int = 0  # numbers in the largest output of a layer
     convolutions: bool = False
     batch_norm: bool = False
-    weights: int = 0  # bytes of the model
+    weights: int = 0  # bytes of the model that a client has for itself
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,21 @@ def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
     if model not in _known:
         found = _count_row(model, x[:1].clone())  # a model may write to its input
         found.batch_norm = has_batch_norm(model)
-        for value in model.state_dict().values():
-            found.weights += value.numel() * value.element_size()
+        shared = _shared_by_clients(model)
+        for name, value in model.state_dict().items():
+            if name not in shared:
+                found.weights += value.numel() * value.element_size()
         _known[model] = found
     return _known[model]
+
+
+def _shared_by_clients(model: nn.Module) -> set[str]:
+    """Return the tensors that are frozen, and there once for all clients; each has its own adapted weights."""
+    shared = set()
+    for name in frozen(model):
+        if name.rpartition(".")[2] != FIXED:
+            shared.add(name)
+    return shared
 
 
 def _count_row(model: nn.Module, row: Tensor) -> _RowCost:

@@ -57,7 +57,7 @@ class Inference:
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self._model = copy.deepcopy(model).eval()
-        self._size = rows_at_once(model, x)
+        self.rows_at_once = rows_at_once(model, x)
         self._layout = fastest_layout(model, x)
         self._model = self._model.to(memory_format=self._layout)  # type: ignore[call-overload]
         self._forward: Forward | None = None
@@ -68,12 +68,12 @@ class Inference:
         load_weights(self._model, tensors)
         if self._forward is None:
             if x.device.type == "cuda":
-                self._forward = _captured(self._model, x, self._size)
+                self._forward = _captured(self._model, x, self.rows_at_once)
             else:
                 self._forward = self._eager
         # torch.split makes one empty chunk of no rows
-        for first in range(0, len(rows), self._size):
-            some = rows[first : first + self._size]
+        for first in range(0, len(rows), self.rows_at_once):
+            some = rows[first : first + self.rows_at_once]
             yield self._forward(x, some), some
 
     def _eager(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Inference:
             return outputs
 
         while active := int((sizes > first).sum()):
-            width = min(max(1, self._size // active), int(sizes[0]) - first)
+            width = min(max(1, self.rows_at_once // active), int(sizes[0]) - first)
             places = first + np.arange(width)
             real = places < sizes[:active, None]
             at = (ends - sizes)[:active, None] + np.minimum(places, sizes[:active, None] - 1)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.algorithms.contract import Algorithm, Report, overridden
+from fedskew.algorithms.initial_weights import InitialWeights
 from fedskew.algorithms.selection import Probe
 from fedskew.algorithms.topologies import hides_labels
+from fedskew.batchnorm.frozen import freeze_batch_norms
 from fedskew.batchnorm.masked import check_layers
 from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.config import Settings
@@ -25,20 +27,32 @@ from fedskew.engine.augment import Augment, check_images
 from fedskew.engine.device import Precision, pick_device
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
+from fedskew.engine.sharing import WHOLE
 from fedskew.models.layout import Layout, head_module, layout
+from fedskew.models.low_rank import offset_names
 from fedskew.models.parameters import trainable
+from fedskew.models.tokens import as_input
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
 
 # How the parts of what a client keeps are named
 STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"
-WHOLE = "whole"  # what is said of a model that clients share with all its parts
+ANSWER = (
+    "answer."  # of what the server sends a client alone, which is with what it keeps during a round
+)
+RECEIVED = (
+    "answer.model"  # of that, the weights that the client receives in place of the global ones
+)
+CANDIDATES = "candidates"  # the part of a broadcast or an answer with models to choose from
+CHOSEN = "chosen_model"  # in a report, the number of the one with the least loss
+CANDIDATE = "candidate"  # in what ``client_model`` sees, the one of them that the client chooses
 SETTING_POLICY = {
     "aggregate": BatchNormPolicy(),
     "local": BatchNormPolicy(local="everything"),
     # Andreux et al. 2020: scale and shift are averaged, statistics are not
     "silo": BatchNormPolicy(local="statistics"),
+    "frozen": BatchNormPolicy(),  # the layers themselves are others
 }
 
 
@@ -102,15 +116,28 @@ class Job:
         """Return the names of the tensors that no client sends."""
         return self.local_names | self.frozen_names
 
+    @cached_property
+    def sent(self) -> frozenset[str]:
+        """Return the names of the weights that clients send."""
+        return frozenset(trainable(self.model)) - self.unsent
+
+    @cached_property
+    def feature_shape(self) -> tuple[int, int]:
+        """Return the number of classes, and how many inputs the model's head has."""
+        weights = initial_weights(trainable(self.model), self.unsent, self.layout)
+        return self.classes, weights.head_shape[1]
+
     @property
     def shared_model(self) -> str:
         """Return ``whole``, or why clients share no whole model."""
-        return shared_model(self.local_names)
+        return self.algorithm.no_shared_model or shared_model(self.local_names)
 
     @property
     def personalised(self) -> bool:
         """Return whether clients use models of their own: they keep parts, train one, or the method makes one."""
         if self.local_names or self.algorithm.personal_method is not None:
+            return True
+        if self.algorithm.adaptation is not None:
             return True
         return overridden(self.algorithm, "client_model")
 
@@ -118,6 +145,11 @@ class Job:
     def layout(self) -> Layout:
         """Return the layout of the model."""
         return layout(self.model)
+
+    @cached_property
+    def scalar(self) -> Tensor:
+        """A zero in the precision of the run, on its device; the data may be whole numbers."""
+        return next(iter(trainable(self.model).values())).detach().new_zeros(())
 
     @cached_property
     def rows_in_order(self) -> Tensor:
@@ -142,7 +174,7 @@ class Job:
     def class_counts(self, clients: Ints) -> Tensor:
         """Return how many rows of each class these clients have: client x class, in the precision of the data."""
         counts = self.partition.counts(self._labels, self.classes, clients - self.first)
-        return torch.from_numpy(counts).to(self.x)
+        return torch.from_numpy(counts).to(self.scalar)
 
 
 def make_job(
@@ -157,13 +189,14 @@ def make_job(
 ) -> Job:
     """Return a job for the device and the precision of the settings; the model that was passed in stays as it is."""
     check_layers(model)
+    model = training_form(model, algorithm, settings)
     if "features" in algorithm.requires:
         head_module(model)  # raises an error for a model without a head
     device = pick_device(settings.device)
     dtype = getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
-    frozen = algorithm.batchnorm.frozen_names(names) & moving
+    frozen = (algorithm.batchnorm.frozen_names(names) | offset_names(model)) & moving
     local = algorithm.local_names(names) | algorithm.batchnorm.local_names(names)
     local = (frozenset(local) | SETTING_POLICY[settings.norm].local_names(names)) & moving - frozen
     check_images(settings.augment, rows.x.shape[1:])
@@ -182,10 +215,10 @@ def make_job(
         targets = dtype
     else:
         targets = torch.from_numpy(rows.y[:0]).dtype
-    x = torch.from_numpy(rows.x).to(device, dtype)
+    x = as_input(model, torch.from_numpy(rows.x), dtype).to(device)
     y = torch.from_numpy(rows.y).to(device, targets)
     return Job(
-        copy.deepcopy(model).to(device=device, dtype=dtype),
+        model.to(device=device, dtype=dtype),
         x,
         y,
         partition,
@@ -203,6 +236,28 @@ def make_job(
     )
 
 
+def training_form(model: nn.Module, algorithm: Algorithm, settings: Settings) -> nn.Module:
+    """Return a copy of a model as it is trained: with the method's adapters, and with BatchNorm that is frozen."""
+    model = copy.deepcopy(model)
+    if algorithm.adapters is not None:
+        model = algorithm.adapters.applied(model, settings.seed)
+    return freeze_batch_norms(model, every=settings.norm == "frozen")
+
+
+def initial_weights(
+    weights: Tensors, unsent: Collection[str], layout: Layout, clients: int = 0
+) -> InitialWeights:
+    """Return the weights of a model before the first round, as methods make states of them."""
+    sent: Tensors = {}
+    others: Tensors = {}
+    for name, value in weights.items():
+        if name in unsent:
+            others[name] = value
+        else:
+            sent[name] = value
+    return InitialWeights(sent, others, layout.head, clients)
+
+
 def fresh_client(job: Job) -> Tree:
     """Return what a client keeps before its first round, made from the initial model."""
     params = trainable(job.model)
@@ -211,11 +266,8 @@ def fresh_client(job: Job) -> Tree:
     for name, value in {**params, **buffers}.items():
         everything[name] = value.detach().clone()
     weights = {name: everything[name] for name in params}
-    sent = {}
-    for name, value in weights.items():
-        if name not in job.unsent:
-            sent[name] = value
-    tree = prefixed(job.algorithm.init_client_state(sent), STATE)
+    initial = initial_weights(weights, job.unsent, job.layout)
+    tree = prefixed(job.algorithm.init_client_state(initial), STATE)
     if job.local_names:
         tree[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
     if "optimizer_state" in job.algorithm.requires:
@@ -240,7 +292,8 @@ class Start:
     """The state from which a round's clients start: the global model, the broadcast, and what each client kept.
 
     ``kept`` is stacked in the order of the plan's clients: ``local`` (tensors of the model that never leave it),
-    ``state.*`` (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state).
+    ``state.*`` (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state); ``answer.*``
+    is what the server sends each client alone.
     """
 
     params: Tensors
@@ -248,6 +301,16 @@ class Start:
     server: Tree
     kept: Tree
     lr: float
+
+
+def candidates_of(server: Tree, answer: Tree) -> Tensors:
+    """Return the models that a client may choose from, beside the weights that it received, stacked."""
+    return {**server, **answer}.get(CANDIDATES, {})
+
+
+def number_of_candidates(candidates: Tensors) -> int:
+    """Return from how many models a client chooses, the one that it received included."""
+    return 1 + max(map(len, candidates.values()), default=0)
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,10 @@ class MaxPool(Layer):
 
 
 class Rowwise(Layer):
-    """A layer without weights: the rows of all clients are one batch, and autograd goes backward."""
+    """A layer without weights of the clients' own: their rows are one batch, and autograd goes backward."""
+
+    # Whether nothing below has weights that are trained, so that no gradient goes through it
+    lowest = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -280,7 +283,7 @@ class Rowwise(Layer):
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         flat, swapped = _merged(x)
-        if not run.learns:
+        if self.lowest or not run.learns:
             return _divided(self._outputs(flat), x, swapped)
         with torch.enable_grad():
             leaf = flat.detach().requires_grad_()
@@ -313,6 +316,9 @@ class Chain(Layer):
         self.lowest = -1
         if first:
             self.lowest = _weightless_ahead(layers)
+        for layer in layers[: max(self.lowest, 0)]:
+            if isinstance(layer, Rowwise):
+                layer.lowest = True
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         for layer in self.layers:

@@ -9,25 +9,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.contract import Report, View, corrected, overridden
+from fedskew.algorithms.contract import TRAINED, Report, View, corrected, overridden
 from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.masked import maskable
 from fedskew.batchnorm.shared import clients_share, mean_of_sound, settle_with
 from fedskew.batchnorm.turns import Meet, in_turn
 from fedskew.core.streams import Floats
-from fedskew.core.trees import Tensors, Tree, copied, unsqueezed, without
+from fedskew.core.trees import Tensors, Tree, copied, leaves, unsqueezed, without
 from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.device import products_in, random_layers
+from fedskew.engine.features import class_sums, features_of, no_class_sums
 from fedskew.engine.inference import row_losses
 from fedskew.engine.job import (
+    ANSWER,
+    CHOSEN,
     LOCAL,
     OPTIMIZER,
+    RECEIVED,
     STATE,
     Job,
     ModelState,
     ScheduleResult,
     Start,
     Updates,
+    candidates_of,
+    number_of_candidates,
     parts,
     prefixed,
 )
@@ -133,7 +139,8 @@ def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
 
 def _load(worker: nn.Module, start: Start, kept: Tree) -> Tensors:
     """Load the weights and buffers that a client starts with into the worker, and return them."""
-    begin = {**start.params, **start.buffers, **kept.get(LOCAL, {})}
+    own = {**kept.get(RECEIVED, {}), **kept.get(LOCAL, {})}
+    begin = {**start.params, **start.buffers, **own}
     load_weights(worker, begin)
     return begin
 
@@ -194,25 +201,49 @@ class _Client:
         self.full_gradient: Tensors = {}
         if "full_gradient" in self.requires:
             self.full_gradient = self._full_gradient()
-        self.lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
+        self.lr = torch.tensor(start.lr, dtype=job.scalar.dtype, device=job.x.device)
         known = {"size": plan.sizes, "steps": plan.steps, **plan.numbers, **self.measured}
         numbers = {name: torch.as_tensor(values[0]).to(self.lr) for name, values in known.items()}
         numbers["lr"] = self.lr
         received = {name: begin[name] for name in self.params}
+        client_state = parts(kept, STATE)
+        self.own: Tensors = {}  # tensors of the client state that are trained too
+        self.own_state: Tree = {}
+        if TRAINED in client_state:
+            self.own = leaves(copied(client_state)[TRAINED])
+            client_state[TRAINED] = self.own
+            self.own_state = job.optimizer.init(self.own, stacked=False)
         self.view = View(
-            self.params, received, start.server, parts(kept, STATE), numbers, job.optimizer.momentum
+            self.params,
+            received,
+            start.server,
+            client_state,
+            numbers,
+            job.optimizer.momentum,
+            sent=job.sent,
+            answer=parts(kept, ANSWER),
         )
-        if "class_counts" in self.requires:
-            self.view = replace(self.view, class_counts=job.class_counts(plan.clients)[0])
+        self._add_required()
         self.state = copied(parts(kept, OPTIMIZER))
         if not self.state:
             self.state = job.optimizer.init(self.params, stacked=False)
         positions, self.counts = plan.table()
         self.rows = job.rows(plan.clients, positions)
+        self.second_rows = self.rows[:0]
+        if "second_batch" in self.requires:
+            self.second_rows = job.rows(plan.clients, plan.second().table()[0])
         self.moves = draw_moves(job.augment, plan, job.x.device)
         self.observer: BatchObserver | None = None
         if self._observes():
             self.observer = BatchObserver(worker, job.task, "features" in self.requires)
+
+    def _add_required(self) -> None:
+        """Add what the method requires to the view."""
+        if "candidate_losses" in self.requires:
+            self.view = replace(self.view, candidate_losses=self._candidate_losses())
+        if "class_counts" in self.requires:
+            counts = self.job.class_counts(self.plan.clients)[0]
+            self.view = replace(self.view, class_counts=counts)
 
     def _observes(self) -> bool:
         """Return whether the method's hooks see batches."""
@@ -221,6 +252,7 @@ class _Client:
             overridden(algorithm, "objective")
             or overridden(algorithm, "correct_gradients")
             or "gradient_at" in self.requires
+            or "second_batch" in self.requires
         )
 
     def train(self, enter: Callable[[int], None] = lambda step: None) -> Updates:
@@ -238,21 +270,37 @@ class _Client:
             logits = self._outputs(x)
             loss = task.losses(logits, labels)
             view = self._with_batch(self.view, logits, x, labels)
-            total = algorithm.objective(loss, view)
-            grads = torch.autograd.grad(total, list(self.params.values()), materialize_grads=True)
-            named = dict(zip(self.params, grads, strict=True))
+            if len(self.second_rows):
+                second = partial(self._gradient_at, view, *self._batch(step, count, second=True))
+                view = replace(view, second_gradient_at=second)
+            self._step(step, loss, view, correction)
             with torch.no_grad():
-                used = algorithm.correct_gradients(named, view)
-                self._move(corrected(used, self.params, correction), step)
                 loss_sum += loss.double() * count
                 score_sum += task.row_scores(logits, labels).sum()
         if self.observer:
             self.observer.close()
         return self._finish(loss_sum, score_sum)
 
-    def _batch(self, step: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a step with so many rows."""
-        rows = self.rows[step, 0, :count]
+    def _step(self, step: int, loss: Tensor, view: View, correction: Tree) -> None:
+        """Take a step, from the loss of its batch."""
+        algorithm = self.job.algorithm
+        total = algorithm.objective(loss, view)
+        trained = [*self.params.values(), *self.own.values()]
+        grads = torch.autograd.grad(total, trained, materialize_grads=True)
+        named = dict(zip(self.params, grads, strict=False))
+        with torch.no_grad():
+            used = algorithm.correct_gradients(named, view)
+            self._move(corrected(used, self.params, correction), step)
+            if self.own and overridden(algorithm, "objective"):
+                of_own = dict(zip(self.own, grads[len(self.params) :], strict=True))
+                self.job.optimizer.step_(self.own, of_own, self.own_state, self.lr)
+
+    def _batch(self, step: int, count: int, second: bool = False) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a step with so many rows, or of its second batch."""
+        table = self.rows
+        if second:
+            table = self.second_rows
+        rows = table[step, 0, :count]
         x = self.job.x[rows]
         if self.moves is not None:
             x = augment(x, *self.moves[:, step, 0, :count])
@@ -263,7 +311,7 @@ class _Client:
         if self.observer:
             x = x.clone()
         with products_in(self.job.precision):
-            logits: Tensor = self.worker(x).to(self.job.x.dtype)
+            logits: Tensor = self.worker(x).to(self.job.scalar.dtype)
         return logits
 
     def _with_batch(self, view: View, logits: Tensor, x: Tensor, labels: Tensor) -> View:
@@ -277,13 +325,10 @@ class _Client:
     def _gradient_at(self, view: View, x: Tensor, labels: Tensor, weights: Tensors) -> Tensors:
         """Return the gradient of the client's objective on this batch, at other weights."""
         assert self.observer
-        at = {}
-        for name, value in {**self.params, **weights}.items():
-            at[name] = value.detach().requires_grad_()
+        at = leaves({**self.params, **weights})
         logits, features = self.observer.forward(at, x)
-        other = replace(view, params=at)
-        if view.batch:
-            other = replace(other, batch=replace(view.batch, logits=logits, head_inputs=features))
+        batch = self.observer.batch(logits, x, labels, features)
+        other = replace(view, params=at, batch=batch)
         total = self.job.algorithm.objective(self.job.task.losses(logits, labels), other)
         grads = torch.autograd.grad(total, list(at.values()), materialize_grads=True)
         return {name: grad.detach() for name, grad in zip(at, grads, strict=True)}
@@ -295,8 +340,14 @@ class _Client:
             x, labels = self._batch(0, int(self.counts[0, 0]))
             view = replace(view, gradient_at=partial(self._gradient_at, view, x, labels))
         with torch.no_grad():
-            for name, value in self.job.algorithm.on_receive(view).items():
+            weights, client_state = self.job.algorithm.on_receive(view)
+            for name, value in weights.items():
                 self.params[name].copy_(value)
+            for name, value in client_state.get(TRAINED, {}).items():
+                self.own[name].copy_(value)
+        if self.own:
+            client_state = {**client_state, TRAINED: self.own}
+        self.view = replace(self.view, client_state=client_state)
 
     def _move(self, grads: Tensors, step: int) -> None:
         """Take an optimiser step with the parameters that are trained in this epoch."""
@@ -315,7 +366,17 @@ class _Client:
         """Return what the client sends and keeps."""
         # The next client reuses the worker, so the results of the hooks must not share its memory.
         trained = {name: value.detach().clone() for name, value in self.params.items()}
-        view = replace(self.view, params=trained, full_gradient=self.full_gradient)
+        client_state = self.view.client_state
+        if self.own:
+            client_state = copied({**client_state, TRAINED: self.own})
+        view = replace(
+            self.view,
+            params=trained,
+            client_state=client_state,
+            full_gradient=self.full_gradient,
+        )
+        if "class_features" in self.requires:
+            view = replace(view, class_features=self._class_features())
         plan = self.plan
         numbers = {**plan.numbers, **self.measured}
         if "loss_after" in self.requires:
@@ -335,6 +396,37 @@ class _Client:
             total += float(self.job.task.losses(self.worker(x), y, "sum"))
         self.worker.train()
         return np.array([total / self.plan.sizes[0]])
+
+    @torch.no_grad()
+    def _candidate_losses(self) -> Tensor:
+        """Return that loss of the weights that the client received, and of every model that came with them.
+
+        The loss of a model that has diverged, NaN, is infinite, so that nobody chooses it.
+        """
+        view = self.view
+        candidates = candidates_of(view.server, view.answer)
+        losses = [self._mean_loss()]
+        for i in range(number_of_candidates(candidates) - 1):
+            for name, value in candidates.items():
+                self.params[name].copy_(value[i])
+            losses.append(self._mean_loss())
+        for name, value in view.start.items():
+            self.params[name].copy_(value)
+        found = np.concatenate(losses)
+        found = np.where(np.isnan(found), np.inf, found)
+        self.measured[CHOSEN] = np.array([float(found.argmin())])
+        return torch.from_numpy(found).to(self.lr)
+
+    def _class_features(self) -> Tensors:
+        """Return the sums of the features of each class over all rows of the client, in evaluation mode."""
+        classes, width = self.job.feature_shape
+        total = no_class_sums(self.job.scalar, classes, width)
+        self.worker.eval()
+        for features, y in features_of(self.worker, self._all_rows()):
+            for name, value in class_sums(features, y, classes, torch.ones_like(y)).items():
+                total[name] += value
+        self.worker.train()
+        return total
 
     def _full_gradient(self) -> Tensors:
         """Return the gradient of that loss at the worker's weights."""

@@ -35,24 +35,23 @@ class BatchObserver:
             return logits, None
         return logits, self.other_tap.features
 
-    def batch(self, logits: Tensor, x: Tensor, labels: Tensor) -> Batch:
-        """Return the batch right after a forward pass of the worker on ``x``."""
+    def batch(
+        self, logits: Tensor, x: Tensor, labels: Tensor, features: Tensor | None = None
+    ) -> Batch:
+        """Return the batch; without ``features``, right after a forward pass of the worker on ``x``."""
 
         def loss(other: Tensor) -> Tensor:
             return self.task.losses(other, labels)
 
-        @torch.no_grad()
         def logits_at(weights: Tensors) -> Tensor:
             return self.forward(weights, x)[0]
 
-        @torch.no_grad()
         def features_at(weights: Tensors) -> Tensor:
             features = self.forward(weights, x)[1]
             assert features is not None, "features_at is for methods that require features"
             return features
 
-        features = None
-        if self.tap:
+        if self.tap and features is None:
             features = self.tap.features
         return Batch(logits, labels, loss, torch.mean, logits_at, features_at, features)
 

@@ -38,6 +38,7 @@ class Plan:
     least: int = 1
     numbers: Mapping[str, Floats] = field(default_factory=dict)
     purpose: str = "batches"
+    most_steps: int | None = None  # of each client, where its epochs have more
 
     @classmethod
     def draw(
@@ -98,13 +99,20 @@ class Plan:
     @cached_property
     def steps(self) -> Ints:
         """Return the number of local steps of each client."""
-        return self.epochs * self.steps_per_epoch
+        steps: Ints = self.epochs * self.steps_per_epoch
+        if self.most_steps is None:
+            return steps
+        return np.minimum(steps, self.most_steps)
 
     @cached_property
     def steps_per_epoch(self) -> Ints:
         """Return the number of local steps of each client in one epoch."""
         full, rest = np.divmod(self.sizes, self.batch)
         return full + (rest >= self.least) * (rest > 0)
+
+    def second(self) -> Self:
+        """Return the plan of the second batches: as many rows in every step, in shuffles of their own."""
+        return replace(self, purpose="second batch")
 
     def only(self, members: Ints) -> Self:
         """Return the plan of some of the clients, in the given order."""

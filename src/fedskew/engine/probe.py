@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from fedskew.algorithms.selection import Probe
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, rows_of
-from fedskew.engine.job import LOCAL, Job, Start
+from fedskew.engine.job import LOCAL, RECEIVED, Job, Start
 from fedskew.engine.plan import Plan
 
 
@@ -29,8 +29,8 @@ class StackedProbe:
         real = torch.from_numpy(slots < counts[:, None]).to(job.y.device, torch.float64)
         self.share = real / real.sum(1, keepdim=True)
         self.model = copy.deepcopy(job.model).eval()
-        local = {"": start.kept.get(LOCAL, {})}
-        self.kept = rows_of(local, torch.from_numpy(members))[""]
+        own = {"": {**start.kept.get(RECEIVED, {}), **start.kept.get(LOCAL, {})}}
+        self.kept = rows_of(own, torch.from_numpy(members))[""]
         everything = {**start.params, **start.buffers}
         self.shared = {name: value for name, value in everything.items() if name not in self.kept}
 
@@ -52,7 +52,7 @@ class StackedProbe:
         some_rows = torch.split(self.rows, self.width, 1)
         shares = torch.split(self.share, self.width, 1)
         for rows, share in zip(some_rows, shares, strict=True):
-            yield self.job.x[rows], self.job.y[rows], share.to(self.job.x)
+            yield self.job.x[rows], self.job.y[rows], share.to(self.job.scalar)
 
     def _losses(self) -> Tensor:
         def losses(kept: Tensors, x: Tensor, y: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from fedskew.algorithms.contract import overridden
 from fedskew.core.streams import Ints
 from fedskew.engine.job import Job
@@ -17,11 +19,11 @@ class RoundBlocks:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.in_phases = overridden(job.algorithm, "trainable")
-        self._known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
+        self._known: dict[bytes, tuple[list[Block], Ints]] = {}
 
     def of(self, plan: Plan) -> tuple[list[Block], Ints]:
         """Return the blocks of a round, and the batch sizes ``[step, client]``; the last ones are remembered."""
-        known = (plan.sizes.tobytes(), plan.batch.tobytes(), plan.epochs.tobytes())
+        known = b"".join(map(np.ndarray.tobytes, (plan.sizes, plan.batch, plan.epochs, plan.steps)))
         if known not in self._known:
             counts = plan.counts()
             if len(self._known) >= _PLANS_KNOWN:

@@ -48,7 +48,7 @@ class _Trainer:
         self.buffers = dict(self.worker.named_buffers())
         load_weights(self.worker, {**model.params, **model.buffers})
         self.state = copied(model.optimizer)
-        self.lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
+        self.lr = torch.tensor(model.lr, dtype=job.scalar.dtype, device=job.x.device)
         self.weights = list(self.params.values())
 
     def run(self, schedule: SampleSchedule) -> ScheduleResult:
@@ -103,7 +103,7 @@ class _Trainer:
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         with products_in(self.job.precision):
-            logits: Tensor = self.worker(x).to(x.dtype)
+            logits: Tensor = self.worker(x).to(self.lr.dtype)
         loss = self.job.task.losses(logits, y)
         grads = torch.autograd.grad(loss, self.weights, materialize_grads=True)
         named = dict(zip(self.params, grads, strict=True))
@@ -163,7 +163,7 @@ class _Trainer:
 
     @torch.no_grad()
     def _finish(self, logits: Tensor | None, rows: Ints) -> ScheduleResult:
-        losses = scores = self.job.x.new_zeros(0)
+        losses = scores = self.job.scalar.new_zeros(0)
         if logits is not None:
             labels = self.job.y[torch.from_numpy(rows).to(self.job.y.device)]
             task = self.job.task

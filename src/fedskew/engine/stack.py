@@ -14,19 +14,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import overridden
+from fedskew.algorithms.contract import TRAINED, overridden
 from fedskew.batchnorm.shared import settle_in_stack
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied
 from fedskew.engine.augment import augment, draw_moves
-from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
+from fedskew.engine.features import no_class_sums
+from fedskew.engine.job import (
+    ANSWER,
+    CANDIDATES,
+    CHOSEN,
+    LOCAL,
+    OPTIMIZER,
+    RECEIVED,
+    STATE,
+    Job,
+    Start,
+    Updates,
+    candidates_of,
+    number_of_candidates,
+    parts,
+    prefixed,
+)
 from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.kept_outputs import KeptOutputs
 from fedskew.engine.plan import Plan
 from fedskew.engine.round_blocks import RoundBlocks
 from fedskew.engine.shapes import Block, Room
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
-from fedskew.engine.stack_losses import add_full_gradient, mean_losses
+from fedskew.engine.stack_losses import (
+    add_class_features,
+    add_full_gradient,
+    candidate_losses,
+    mean_losses,
+)
 from fedskew.engine.stack_step import StackStep
 from fedskew.engine.stack_updates import round_updates
 from fedskew.engine.stacked_model import StackedModel
@@ -109,6 +130,10 @@ class Stack:
             self.measured["loss_before"] = losses
             known = self.state.numbers["loss_before"]
             known[: len(losses)] = torch.from_numpy(losses).to(self.state.lr)
+        if self.state.candidate_losses is not None:
+            losses = candidate_losses(self.job, self.plan, self.state, self.joint)
+            self.measured[CHOSEN] = losses.argmin(1).astype(np.float64)
+            self.state.candidate_losses[: len(losses)] = torch.from_numpy(losses).to(self.state.lr)
         if "full_gradient" in self.requires:
             add_full_gradient(self.job, self.plan, self.state)
         if self.receives:
@@ -118,6 +143,8 @@ class Stack:
         self._take_steps(blocks)
         if "loss_after" in self.requires:
             self.measured["loss_after"] = mean_losses(self.job, self.plan, self.state)
+        if "class_features" in self.requires:
+            add_class_features(self.job, self.plan, self.state)
         self._play("end", self._end)
 
     def _take_steps(self, blocks: list[Block]) -> None:
@@ -173,7 +200,7 @@ class Stack:
         given = self.given
         received = given["params"]
         kept = parts(given, "kept.")
-        local = kept.get(LOCAL, {})
+        local = {**kept.get(RECEIVED, {}), **kept.get(LOCAL, {})}
         params = self._own_copies(received, local)
         buffers = self._own_copies(given["buffers"], local)
         own_begin = [name for name in received if self.joint or name in local]
@@ -181,7 +208,7 @@ class Stack:
         if not optimizer_state:
             optimizer_state = self.job.optimizer.init(params, stacked=True)
         words = given["numbers"][""].view(torch.float64)
-        packed = words[:, -len(self.number_names) :].to(self.job.x.dtype)
+        packed = words[:, -len(self.number_names) :].to(self.job.scalar.dtype)
         numbers = dict(zip(self.number_names, packed.unbind(1), strict=True))
         lr = numbers["lr"]
         if not self.own_lr:
@@ -189,14 +216,22 @@ class Stack:
         full_gradient: Tensors = {}
         if "full_gradient" in self.requires:
             full_gradient = {name: torch.zeros_like(value) for name, value in params.items()}
+        class_features: Tensors = {}
+        if "class_features" in self.requires:
+            classes, width = self.job.feature_shape
+            class_features = no_class_sums(self.job.scalar, classes, width, self.room.clients)
         rows, real_rows, moves = self._tables()
+        second_rows = None
+        if "second_batch" in self.requires:
+            second_rows = self._second_rows()
+        client_state, own_state = self._client_states(kept)
         self.state = RoundState(
             params=params,
             buffers=buffers,
             begin={name: local.get(name, value) for name, value in received.items()},
             own_begin=own_begin,
             server=parts(given, "server."),
-            client_state=parts(kept, STATE),
+            client_state=client_state,
             optimizer_state=optimizer_state,
             class_counts=given.get("class_counts", {}).get(""),
             packed=packed,
@@ -208,7 +243,31 @@ class Stack:
             moves=moves,
             sums=torch.zeros(2, self.room.clients, dtype=torch.float64, device=self.device),
             at=torch.zeros(2, dtype=torch.int64, device=self.device),
+            own_state=own_state,
+            second_rows=second_rows,
+            class_features=class_features,
+            answer=parts(kept, ANSWER),
+            candidate_losses=self._room_for_losses(given),
         )
+
+    def _room_for_losses(self, given: Tree) -> Tensor | None:
+        """Return room for every client's losses of the models that it may choose from; None where it does not."""
+        if "candidate_losses" not in self.requires:
+            return None
+        candidates = candidates_of(parts(given, "server."), parts(given, f"kept.{ANSWER}"))
+        if self.joint or CANDIDATES not in parts(given, "server."):
+            candidates = {name: value[0] for name, value in candidates.items()}
+        number = number_of_candidates(candidates)
+        return self.job.scalar.new_zeros(self.room.clients, number)
+
+    def _client_states(self, kept: Tree) -> tuple[Tree, Tree]:
+        """Return the client states, and the state of the optimiser of what of them is trained."""
+        client_state = parts(kept, STATE)
+        if self.receives or TRAINED in client_state:
+            client_state = copied(client_state)  # which changes in the round
+        if TRAINED not in client_state:
+            return client_state, {}
+        return client_state, self.job.optimizer.init(client_state[TRAINED], stacked=True)
 
     def _own_copies(self, received: Tensors, local: Tensors) -> Tensors:
         """Return what every client trains: a copy of what it received, or of its own tensor where it has kept one."""
@@ -228,6 +287,10 @@ class Stack:
         moves = draw_moves(self.job.augment, self.plan, self.device)
         return rows, torch.from_numpy(self.counts), moves
 
+    def _second_rows(self) -> Tensor:
+        """Return the row numbers of the second batches of all steps."""
+        return self.job.rows(self.plan.places, self.plan.second().table()[0])
+
     @torch.no_grad()
     def _correct(self) -> None:
         """Let the method find the linear correction of gradients."""
@@ -242,12 +305,16 @@ class Stack:
     @torch.no_grad()
     def _receive(self, first: Block) -> None:
         """Let the method set the weights from which clients start."""
-        (x,), (y,), real = self._batches(replace(first, steps=1))
+        (x,), (y,), real = self._batches(replace(first, steps=1), self.state.rows)
         if real is not None:
             real = real[0]
         seen = Seen(None, None, x, y, real, self.state.buffers)
-        for name, value in self.hooks.on_receive(self.state, seen).items():
+        weights, client_state = self.hooks.on_receive(self.state, seen)
+        for name, value in weights.items():
             self.state.params[name][: len(y)].copy_(value)
+        for part, tensors in client_state.items():
+            for name, value in tensors.items():
+                self.state.client_state[part][name][: len(y)].copy_(value)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -255,11 +322,14 @@ class Stack:
         """Return the entries of the present steps in a table of steps."""
         return table[self.now : self.now + steps]
 
-    def _batches(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return inputs and targets ``[step, client, slot]``, and which are real; None where all are."""
+    def _batches(self, block: Block, table: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return inputs and targets ``[step, client, slot]``, and which are real; None where all are.
+
+        ``table`` has the row numbers of all steps.
+        """
         head = slice(block.active)
         slots = slice(block.width)
-        rows = self._now(self.state.rows, block.steps)[:, head, slots]
+        rows = self._now(table, block.steps)[:, head, slots]
         flat = rows.flatten()
         x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
         y = self.job.y.index_select(0, flat).view(*rows.shape, *self.job.y.shape[1:])
@@ -271,7 +341,7 @@ class Stack:
         if not block.padded:
             return x, y, None
         counts = self._now(self.state.real_rows, block.steps)[:, head, None]
-        return x, y, (self.slots[: block.width] < counts).to(self.job.x.dtype)
+        return x, y, (self.slots[: block.width] < counts).to(self.job.scalar.dtype)
 
     @torch.no_grad()
     def _steps(self, block: Block) -> None:
@@ -279,13 +349,18 @@ class Stack:
         self.layers.mask.agree = None
         if block.shares:
             self.layers.mask.agree = settle_in_stack
-        x, y, reals = self._batches(block)
+        x, y, reals = self._batches(block, self.state.rows)
+        if self.state.second_rows is not None:
+            second_x, second_y, _ = self._batches(block, self.state.second_rows)
         logits = []
         for i in range(block.steps):
             real = None
             if reals is not None:
                 real = reals[i]
-            logits.append(self.step.take(self.state, block, x[i], y[i], real))
+            second: tuple[Tensor, ...] = ()
+            if self.state.second_rows is not None:
+                second = (second_x[i], second_y[i])
+            logits.append(self.step.take(self.state, block, x[i], y[i], real, second))
         self.outputs.keep(self.state, logits, block, self.room, self.now)
 
     def _add_sums(self) -> None:

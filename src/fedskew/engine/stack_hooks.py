@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.contract import Algorithm, Batch, View
+from fedskew.algorithms.contract import TRAINED, Algorithm, Batch, View
 from fedskew.core.trees import Tensors, Tree, rows_of, tensors_of
 from fedskew.engine.features import Tap
 from fedskew.engine.job import Job
@@ -27,11 +28,16 @@ class RoundState:
         server: what the server sent along: one for all, but in a joint stack
         client_state: what they kept from their last round
         optimizer_state: that of the local optimiser
+        class_features: sums of features by class after local training, for methods that require them
+        answer: what the server sent each of them alone
+        candidate_losses: their losses of the models that they may choose from, for methods that require them
+        own_state: that of the local optimiser for tensors of the client state that are trained
         class_counts: their rows of each class, for methods that require it
         packed: their numbers as one tensor; ``numbers`` has them by name, in that order
         lr: the learning rate: of each client where runs differ in it, else one
         full_gradient: for methods that require it
-        rows: row numbers ``[step, client, slot]``, of which ``real_rows`` [step, client] are real
+        rows: row numbers ``[step, client, slot]``, of which ``real_rows`` [step, client] are real; ``second_rows``
+            are those of second batches, for methods that require them
         moves: of augmented images, likewise
         sums: losses and scores ``[which, client]``
         at: on a GPU, the steps that were taken, and those since the last sums
@@ -61,6 +67,16 @@ class RoundState:
     scratch: Tensors = field(default_factory=dict)
     payload: Tree = field(default_factory=dict)
     kept: Tree = field(default_factory=dict)
+    own_state: Tree = field(default_factory=dict)
+    second_rows: Tensor | None = None
+    class_features: Tensors = field(default_factory=dict)
+    answer: Tree = field(default_factory=dict)
+    candidate_losses: Tensor | None = None
+
+    @property
+    def own(self) -> Tensors:
+        """Return the tensors of the client state that are trained."""
+        return self.client_state.get(TRAINED, {})
 
 
 class Seen(NamedTuple):
@@ -72,6 +88,8 @@ class Seen(NamedTuple):
     y: Tensor
     real: Tensor | None  # which rows are no padding; None where all are
     buffers: Tensors
+    second_x: Tensor | None = None  # a second batch of as many rows
+    second_y: Tensor | None = None
 
 
 class _Numbers(dict[str, Tensor]):
@@ -103,15 +121,21 @@ class StackHooks:
         if "features" in job.algorithm.requires:
             self.tap = Tap(layers.model)
 
-    def on_receive(self, state: RoundState, seen: Seen) -> Tensors:
-        """Return the weights from which the clients with these first batches start."""
+    def on_receive(self, state: RoundState, seen: Seen) -> tuple[Tensors, Tree]:
+        """Return weights and client state from which the clients with these first batches start."""
 
         def hook(method: Algorithm, given: Tensors, view: View) -> Tensors:
-            return {**given, **method.on_receive(view)}
+            weights, client_state = method.on_receive(view)
+            return {**given, **weights, **_joined(client_state)}
 
-        head = {name: value[: len(seen.y)] for name, value in state.params.items()}
-        start: Tensors = self._run(hook, head, head, state, seen)
-        return start
+        active = slice(len(seen.y))
+        head = {name: value[active] for name, value in state.params.items()}
+        given = {**head, **_joined(rows_of(state.client_state, active))}
+        found: Tensors = self._run(hook, given, head, state, seen)
+        client_state: Tree = {}
+        for part, tensors in state.client_state.items():
+            client_state[part] = {name: found[_name(part, name)] for name in tensors}
+        return {name: found[name] for name in head}, client_state
 
     def linear_correction(self, state: RoundState) -> Tree:
         """Return the linear correction of every client, before the first step."""
@@ -146,13 +170,15 @@ class StackHooks:
     def finish(self, state: RoundState) -> tuple[Tree, Tree]:
         """Return what every client sends, and what it keeps."""
 
-        def one_client(full: Tensors, *client: Any) -> tuple[Tree, Tree]:
-            view = replace(self._view(*client), full_gradient=full)
+        def one_client(full: Tensors, sums: Tensors, *client: Any) -> tuple[Tree, Tree]:
+            view = replace(self._view(*client), full_gradient=full, class_features=sums)
             method = self._method(state, view.numbers)
             return method.payload(view), method.client_state(view)
 
-        run_all = vmap(one_client, in_dims=(0, *self._dims(state)))
-        sent_and_kept: tuple[Tree, Tree] = run_all(state.full_gradient, *_clients(state))
+        run_all = vmap(one_client, in_dims=(0, 0, *self._dims(state)))
+        sent_and_kept: tuple[Tree, Tree] = run_all(
+            state.full_gradient, state.class_features, *_clients(state)
+        )
         return sent_and_kept
 
     def _dims(self, state: RoundState) -> tuple[Any, ...]:
@@ -163,7 +189,8 @@ class StackHooks:
         server = None
         if self.joint:
             server = 0
-        return (0, begin, server, 0, 0, _axis(state.class_counts))
+        axes = (_axis(state.class_counts), _axis(state.candidate_losses))
+        return (0, begin, server, 0, 0, 0, *axes)
 
     def _view(
         self,
@@ -171,12 +198,23 @@ class StackHooks:
         begin: Tensors,
         server: Tree,
         state: Tree,
+        answer: Tree,
         numbers: Tensors,
         counts: Tensor | None,
+        losses: Tensor | None,
     ) -> View:
         """Return one client's view for the hooks; called inside ``vmap``."""
         return View(
-            params, begin, server, state, numbers, self.job.optimizer.momentum, class_counts=counts
+            params,
+            begin,
+            server,
+            state,
+            numbers,
+            self.job.optimizer.momentum,
+            class_counts=counts,
+            sent=self.job.sent,
+            answer=answer,
+            candidate_losses=losses,
         )
 
     def _method(self, state: RoundState, numbers: Tensors) -> Algorithm:
@@ -215,12 +253,12 @@ class StackHooks:
             {"": own},
             server,
             rows_of(state.client_state, active),
+            rows_of(state.answer, active),
             {"": seen.buffers},
         ]
         names = list(state.numbers)
-        counts = state.class_counts
-        if counts is not None:
-            counts = counts[active]
+        counts = _first(state.class_counts, active)
+        losses = _first(state.candidate_losses, active)
 
         def one_client(
             numbers: Tensor,
@@ -230,29 +268,35 @@ class StackHooks:
             y: Any,
             real: Any,
             counts: Any,
+            losses: Any,
+            second_x: Any,
+            second_y: Any,
             *leaves: Tensor,
         ) -> Any:
             left = iter(leaves)
-            mine, weights, own, server, kept, buffers = (_filled(tree, left) for tree in clients)
+            filled = map(partial(_filled, values=left), clients)
+            mine, weights, own, server, kept, answer, buffers = filled
             view = self._view(
                 weights[""],
                 {**state.begin, **own[""]},
                 server or state.server,
                 kept,
+                answer,
                 _Numbers(names, numbers),
                 counts,
+                losses,
             )
             method = self._method(state, view.numbers)
-            view = self._with_batch(method, view, Seen(logits, features, x, y, real, buffers[""]))
+            rows = Seen(logits, features, x, y, real, buffers[""], second_x, second_y)
+            view = self._with_batch(method, view, rows)
             if isinstance(value, Tensor):
                 return hook(method, mine[""][""], view)
             changed = hook(method, mine[""], view)
             return tuple(changed[name] for name in given)
 
-        leaves: list[Tensor] = []
-        for tree in clients:
-            leaves.extend(tensors_of(tree))
+        leaves = list(chain.from_iterable(map(tensors_of, clients)))
         optional: list[Any] = [seen.logits, seen.features, seen.x, seen.y, seen.real, counts]
+        optional += [losses, seen.second_x, seen.second_y]
         axes = [_axis(part) for part in optional]
         in_dims = (0, *axes, *[0] * len(leaves))
         run_all = vmap(one_client, in_dims=in_dims, randomness="different")
@@ -263,52 +307,87 @@ class StackHooks:
 
     def _with_batch(self, method: Algorithm, view: View, seen: Seen) -> View:
         """Return the view with the batch of one client; called inside ``vmap``."""
-        logits, features, x, y, real, buffers = seen
         own = {name: value.detach() for name, value in view.params.items()}
+        rows = _Rows(self.job, self.layers, self.tap, own, seen)
+        if seen.logits is not None:
+            view = replace(view, batch=rows.batch(seen.logits, seen.features))
+        view = replace(view, gradient_at=partial(rows.gradient_at, method, view))
+        if seen.second_x is None or seen.second_y is None:
+            return view
+        second = seen._replace(x=seen.second_x, y=seen.second_y)
+        others = _Rows(self.job, self.layers, self.tap, own, second)
+        return replace(view, second_gradient_at=partial(others.gradient_at, method, view))
 
-        def forward(weights: Tensors) -> tuple[Tensor, Tensor | None]:
-            self.layers.mask.rows = real
-            # Must not change running statistics
-            still = {name: value.clone() for name, value in buffers.items()}
-            outputs: Tensor = functional_call(
-                self.layers.model, {**own, **weights, **still}, (x.clone(),)
-            )
-            if self.tap is None:
-                return outputs, None
-            return outputs, self.tap.features
 
-        def mean(values: Tensor) -> Tensor:
-            if real is None:
-                return values.mean()
-            return (values * real).sum() / real.sum()
+class _Rows:
+    """Rows of one client, with the model under any weights; its methods are called inside ``vmap``.
 
-        @torch.no_grad()
-        def logits_at(weights: Tensors) -> Tensor:
-            return forward(weights)[0]
+    Args:
+        job: the job
+        layers: the stacked form of its model
+        tap: what finds features, for methods that require them
+        own: the client's weights, for names that other weights lack
+        seen: the rows
+    """
 
-        @torch.no_grad()
-        def features_at(weights: Tensors) -> Tensor:
-            inside = forward(weights)[1]
-            assert inside is not None, "features_at is for methods that require features"
-            return inside
+    def __init__(
+        self, job: Job, layers: StackedModel, tap: Tap | None, own: Tensors, seen: Seen
+    ) -> None:
+        self.job = job
+        self.layers = layers
+        self.tap = tap
+        self.own = own
+        self.seen = seen
 
-        def loss(outputs: Tensor) -> Tensor:
-            return mean(self.job.task.losses(outputs, y, "none"))
+    def forward(self, weights: Tensors) -> tuple[Tensor, Tensor | None]:
+        """Return outputs and features under other weights."""
+        self.layers.mask.rows = self.seen.real
+        # Must not change running statistics
+        still = {name: value.clone() for name, value in self.seen.buffers.items()}
+        outputs: Tensor = functional_call(
+            self.layers.model, {**self.own, **weights, **still}, (self.seen.x.clone(),)
+        )
+        if self.tap is None:
+            return outputs, None
+        return outputs, self.tap.features
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the rows that are no padding."""
+        real = self.seen.real
+        if real is None:
+            return values.mean()
+        return (values * real).sum() / real.sum()
+
+    def logits_at(self, weights: Tensors) -> Tensor:
+        """Return the outputs under other weights."""
+        return self.forward(weights)[0]
+
+    def features_at(self, weights: Tensors) -> Tensor:
+        """Return the features under other weights."""
+        inside = self.forward(weights)[1]
+        assert inside is not None, "features_at is for methods that require features"
+        return inside
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the mean loss of these outputs."""
+        return self.mean(self.job.task.losses(outputs, self.seen.y, "none"))
+
+    def batch(self, logits: Tensor, features: Tensor | None) -> Batch:
+        """Return the rows as hooks see them."""
+        return Batch(
+            logits, self.seen.y, self.loss, self.mean, self.logits_at, self.features_at, features
+        )
+
+    def gradient_at(self, method: Algorithm, view: View, weights: Tensors) -> Tensors:
+        """Return the gradient of what the client minimises on these rows, at other weights."""
 
         def minimised(weights: Tensors) -> Tensor:
-            outputs, inside = forward(weights)
-            batch = Batch(outputs, y, loss, mean, logits_at, features_at, inside)
-            other = replace(view, params=weights, batch=batch)
-            return method.objective(loss(outputs), other)
+            outputs, inside = self.forward(weights)
+            other = replace(view, params=weights, batch=self.batch(outputs, inside))
+            return method.objective(self.loss(outputs), other)
 
-        def gradient_at(weights: Tensors) -> Tensors:
-            grads: Tensors = grad(minimised)({**own, **weights})
-            return grads
-
-        if logits is not None:
-            batch = Batch(logits, y, loss, mean, logits_at, features_at, features)
-            view = replace(view, batch=batch)
-        return replace(view, gradient_at=gradient_at)
+        grads: Tensors = grad(minimised)({**self.own, **weights})
+        return grads
 
 
 def _clients(state: RoundState) -> tuple[Any, ...]:
@@ -318,9 +397,31 @@ def _clients(state: RoundState) -> tuple[Any, ...]:
         state.begin,
         state.server,
         state.client_state,
+        state.answer,
         state.numbers,
         state.class_counts,
+        state.candidate_losses,
     )
+
+
+def _joined(tree: Tree) -> Tensors:
+    """Return the tensors of a tree under names that no weight has."""
+    joined: Tensors = {}
+    for part, tensors in tree.items():
+        for name, value in tensors.items():
+            joined[_name(part, name)] = value
+    return joined
+
+
+def _name(part: str, name: str) -> str:
+    return f"{part}/{name}"
+
+
+def _first(stacked: Tensor | None, active: slice) -> Tensor | None:
+    """Return the entries of the first clients; None where there is nothing."""
+    if stacked is None:
+        return None
+    return stacked[active]
 
 
 def _axis(stacked: Tensor | None) -> int | None:

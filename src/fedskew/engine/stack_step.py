@@ -1,15 +1,20 @@
 """One step of the clients of a stack: their gradients, what the method makes of them, and the optimiser's move."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import overridden
-from fedskew.core.trees import Tensors, Tree, copied, rows_of, tensors_of
+from fedskew.algorithms.contract import TRAINED, overridden
+from fedskew.core.trees import Tensors, Tree, copied, leaves, rows_of, tensors_of
 from fedskew.engine.job import OPTIMIZER, Job, parts, prefixed
 from fedskew.engine.optimizer import state_of
 from fedskew.engine.shapes import Block, Names
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
 from fedskew.engine.stacked_model import StackedModel
+
+_OWN_STATE = "own_state."  # prefix of the optimiser's state of tensors that stay with their client
 
 
 class StackStep:
@@ -32,9 +37,15 @@ class StackStep:
         self.masks: dict[tuple[tuple[Names, ...], str], Tensor] = {}
 
     def take(
-        self, state: RoundState, block: Block, x: Tensor, y: Tensor, real: Tensor | None
+        self,
+        state: RoundState,
+        block: Block,
+        x: Tensor,
+        y: Tensor,
+        real: Tensor | None,
+        second: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """Take one step of the active clients, and return the outputs before it.
+        """Take one step of the active clients, and return the outputs before it; ``second`` is a second batch.
 
         A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
         is the stack of their gradients.
@@ -47,8 +58,8 @@ class StackStep:
             # A model may write to its input, and hooks run other models on the same rows.
             inputs = x.clone()
         logits = self.layers.forward({**params, **buffers}, inputs, real)
-        seen = Seen(logits, self.layers.features, x, y, real, buffers)
-        grads = self._gradients(state, params, logits, seen)
+        seen = Seen(logits, self.layers.features, x, y, real, buffers, *second)
+        grads, of_own = self._gradients(state, params, logits, seen)
         if self.corrects:
             grads = self.hooks.correct_gradients(grads, params, state, seen)
         moving = []
@@ -58,19 +69,27 @@ class StackStep:
         for name, value in self.layers.moved.items():
             buffers[name].copy_(value)
         self._move(state, now, _corrected(state, grads, params, block.active), block)
+        if of_own:
+            self._move_own(state, now, of_own)
         if real is not None:
             alive = real[:, 0] > 0
             for value, old in zip(moving, before, strict=False):
                 value.copy_(torch.where(_beside(alive, value), value, old))
         return logits
 
-    def _gradients(self, state: RoundState, params: Tensors, logits: Tensor, seen: Seen) -> Tensors:
-        """Return the gradients of all parameters; those that nothing depends on are 0."""
+    def _gradients(
+        self, state: RoundState, params: Tensors, logits: Tensor, seen: Seen
+    ) -> tuple[Tensors, Tensors]:
+        """Return the gradients of all parameters, and of tensors of the client state that are trained.
+
+        Those of parameters that nothing depends on are 0.
+        """
+        of_own: Tensors = {}
         share = None
         if seen.real is not None:
             share = seen.real / seen.real.sum(1, keepdim=True).clamp_min(1)
         if self.changes_objective:
-            found = self._gradients_of_objective(state, params, logits, seen, share)
+            found, of_own = self._gradients_of_objective(state, params, logits, seen, share)
         elif share is None:
             found = self.layers.backward(self.job.task.slopes(logits, seen.y, 1 / seen.y.shape[1]))
         else:
@@ -81,11 +100,11 @@ class StackStep:
                 grads[name] = found[name]
             else:
                 grads[name] = torch.zeros_like(value)
-        return grads
+        return grads, of_own
 
     def _gradients_of_objective(
         self, state: RoundState, params: Tensors, logits: Tensor, seen: Seen, share: Tensor | None
-    ) -> Tensors:
+    ) -> tuple[Tensors, Tensors]:
         """Return the gradients of what the method minimises: through outputs and features, and direct ones."""
         with torch.enable_grad():
             logits = logits.detach().requires_grad_()
@@ -94,20 +113,21 @@ class StackStep:
             if inside is not None:
                 inside = inside.detach().requires_grad_()
                 ends.append(inside)
-            leaves = {}
-            for name, value in params.items():
-                leaves[name] = value.detach().requires_grad_()
+            weights = leaves(params)
+            own = leaves(rows_of({"": state.own}, slice(len(seen.y)))[""])
+            if own:
+                state = replace(state, client_state={**state.client_state, TRAINED: own})
             losses = self.job.task.losses(logits, seen.y, "none")
             if share is None:
                 loss = losses.mean(1)
             else:
                 loss = (losses * share).sum(1)
             total = self.hooks.objective(
-                loss, leaves, state, seen._replace(logits=logits, features=inside)
+                loss, weights, state, seen._replace(logits=logits, features=inside)
             )
-            found = list(
-                torch.autograd.grad(total.sum(), [*ends, *leaves.values()], allow_unused=True)
-            )
+            inputs = [*ends, *weights.values(), *own.values()]
+            found = list(torch.autograd.grad(total.sum(), inputs, allow_unused=True))
+        of_own = _direct(own, found[len(ends) + len(weights) :])
         slopes = found.pop(0)
         if slopes is None:
             slopes = torch.zeros_like(logits)
@@ -115,14 +135,22 @@ class StackStep:
         if inside is not None:
             of_features = found.pop(0)
         grads = self.layers.backward(slopes, of_features)
-        for name, direct in zip(leaves, found, strict=True):
+        for name, direct in zip(weights, found, strict=False):
             if direct is None:
                 continue
             if name in grads:
                 grads[name] = grads[name] + direct
             else:
                 grads[name] = direct
-        return grads
+        return grads, of_own
+
+    def _move_own(self, state: RoundState, now: Tree, grads: Tensors) -> None:
+        """Take an optimiser step with the tensors of the client state that are trained."""
+        own = now[TRAINED]
+        lr = state.lr
+        if self.own_lr:
+            lr = lr[: len(next(iter(own.values())))]
+        self.job.optimizer.step_(own, grads, parts(now, _OWN_STATE), lr, stacked=True)
 
     def _move(self, state: RoundState, now: Tree, grads: Tensors, block: Block) -> None:
         """Take an optimiser step with the parameters that each client trains in its epoch."""
@@ -162,13 +190,26 @@ class StackStep:
         return self.masks[known]
 
 
+def _direct(tensors: Tensors, found: Sequence[Tensor | None]) -> Tensors:
+    """Return gradients by name; those of tensors that nothing depends on are 0."""
+    grads: Tensors = {}
+    for (name, value), grad in zip(tensors.items(), found, strict=True):
+        if grad is None:
+            grad = torch.zeros_like(value)
+        grads[name] = grad
+    return grads
+
+
 def _active(state: RoundState, block: Block) -> Tree:
     """Return what a step changes: parameters, buffers and the optimiser's state of the active clients."""
     every: Tree = {
         "params": state.params,
         "buffers": state.buffers,
         **prefixed(state.optimizer_state, OPTIMIZER),
+        **prefixed(state.own_state, _OWN_STATE),
     }
+    if state.own:
+        every[TRAINED] = state.own
     if block.active == len(state.packed):
         return every
     return rows_of(every, slice(block.active))

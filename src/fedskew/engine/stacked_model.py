@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedskew.batchnorm.frozen import FrozenBatchNorm
 from fedskew.batchnorm.masked import Mask, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine import layers as forms
@@ -17,6 +18,7 @@ from fedskew.engine.device import Precision
 from fedskew.engine.vmapped import NORMS, Vmapped
 from fedskew.models.blocks import Factor, GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
+from fedskew.models.low_rank import AdaptedConv1d, AdaptedConv2d, AdaptedConv3d, AdaptedLinear
 from fedskew.models.network import Network
 
 # Layers that treat every row alone and have neither weights nor a state.
@@ -26,6 +28,12 @@ _ROWWISE = (
     nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
     nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, Factor, GlobalMax, GlobalMean,
 )  # fmt: skip
+# Layers with weights that treat every row alone: where all are frozen, one batch has the rows of all clients
+_FIXED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, FrozenBatchNorm)
+
+
+# Layers that have no form of their own, and draw no random numbers
+_QUIET = (*NORMS, FrozenBatchNorm, AdaptedLinear, AdaptedConv1d, AdaptedConv2d, AdaptedConv3d)
 
 
 class StackedModel:
@@ -55,6 +63,7 @@ class StackedModel:
         if features:
             head = head_module(self.model)
         builder = _Builder(self.model, frozenset(trained), self.mask, head)
+        builder.shares_frozen = training and precision != "bf16"
         self._root = builder.layer(self.model, first=True)
         self.draws = builder.draws  # whether layers may draw random numbers
         self._run = forms.Run()
@@ -114,6 +123,8 @@ class _Builder:
         for name, value in tensors:
             self.names.setdefault(id(value), name)
         self.draws = False
+        # Whether frozen layers see the rows of all clients as one batch
+        self.shares_frozen = False
         self.hooked = any(
             part._forward_hooks or part._forward_pre_hooks for part in model.modules()
         )
@@ -124,7 +135,7 @@ class _Builder:
         if not self.hooked:
             known = self._known(module, first, fresh)
         if known is None:
-            self.draws |= not isinstance(module, NORMS)
+            self.draws |= not isinstance(module, _QUIET)
             return Vmapped(module, self.names, self.trained, self.mask, self.head, first)
         self.draws |= isinstance(module, _DropoutNd)
         if module is self.head:
@@ -134,6 +145,8 @@ class _Builder:
     def _known(self, module: nn.Module, first: bool, fresh: bool) -> forms.Layer | None:
         """Return the form of a module with a known forward pass; a derived class may have another."""
         kind: Any = type(module)
+        if self._is_frozen(module):
+            return forms.Rowwise(module)
         if kind is nn.Sequential or kind is Network:
             return self._chain(module, first)
         if kind is Residual:
@@ -143,6 +156,15 @@ class _Builder:
         if kind in (nn.Conv1d, nn.Conv2d) and _pads_zeros(module):
             return forms.Conv(module, forms.Weights(module, self.names, self.trained))
         return _weightless(module, fresh)
+
+    def _is_frozen(self, module: nn.Module) -> bool:
+        """Return whether a layer, or a residual block, has weights of which none is trained."""
+        if not self.shares_frozen or module is self.head:
+            return False
+        names = {self.names[id(value)] for value in module.parameters()}
+        if not names or names & self.trained or list(module.buffers()):
+            return False
+        return all(_treats_rows_alone(part) for part in module.modules())
 
     def _residual(self, module: Any) -> forms.Layer:
         shortcut = after = None
@@ -199,6 +221,14 @@ class _Builder:
         for part in parts:
             leaves.extend(self._leaves(part, inside=True))
         return leaves
+
+
+def _treats_rows_alone(module: nn.Module) -> bool:
+    """Return whether a layer, or a block of such layers, answers every row by itself, and always alike."""
+    kind: Any = type(module)
+    if kind in (nn.Sequential, Residual) or kind in _FIXED:
+        return True
+    return not isinstance(module, _DropoutNd) and _weightless(module, False) is not None
 
 
 def _pads_zeros(module: Any) -> bool:

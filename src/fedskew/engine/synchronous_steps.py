@@ -20,7 +20,7 @@ def synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) -> 
     params = {name: value.clone() for name, value in model.params.items()}
     buffers = {name: value.clone() for name, value in model.buffers.items()}
     state = copied(model.optimizer)
-    lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
+    lr = torch.tensor(model.lr, dtype=job.scalar.dtype, device=job.x.device)
     losses = np.zeros(len(schedule.rows))
     scores = np.zeros(len(schedule.rows))
     masks: dict[int, Masks] = {}

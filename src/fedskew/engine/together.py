@@ -1,10 +1,11 @@
-"""Training the clients of several runs in one stack: runs of one method on the same data, with other seeds and numbers.
+"""Training the clients of several runs in one stack: runs of one method, with other partitions, seeds and numbers.
 
 A client's numbers do not depend on the others in its stack, except in their last bits: batches are padded to the
 widest one of a step, and sums over padded rows may be added in another order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedskew.engine.job import Job, Start, Updates
 from fedskew.engine.joint_plan import OPTION, JointPlan
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
+from fedskew.models.parameters import frozen
 
 
 def numeric_options(algorithm: Algorithm) -> dict[str, float]:
@@ -48,30 +50,23 @@ class Together:
     """Trains the clients of several runs together, as many runs at a time as fit in memory.
 
     Args:
-        jobs: those of the runs by number, with the same data, model, kind of method and optimiser
+        jobs: those of the runs by number, with rows of the same shape, and the same model, kind of method and optimiser
         engine: what trains a stack
+        tables: of every run, what names the rows that it trains on: runs on the same rows share them
     """
 
     jobs: Mapping[int, Job]
     engine: Stacked
+    tables: Mapping[int, Hashable]
     _ways: list[Callable[[Asked], object]] = field(init=False)
+    _fixed: dict[int, Hashable] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._options = _varied_options(self.jobs)
-        # Runs on the same partition share its clients' places in the joint one.
-        partitions: list[Partition] = []
-        places: dict[int, int] = {}
-        clients = 0
-        self._begins: dict[int, int] = {}
+        self._fixed = {}
         for run, job in self.jobs.items():
-            known = id(job.partition)
-            if known not in places:
-                places[known] = clients
-                partitions.append(job.partition)
-                clients += job.partition.clients
-            self._begins[run] = places[known]
-        first = next(iter(self.jobs.values()))
-        self._job = replace(first, partition=_joined(partitions))
+            self._fixed[run] = _fixed(job)
+        self._options = _varied_options(self.jobs)
+        self._job, self._begins = _joint_job(self.jobs, self.tables)
         # Runs in one stack: all; else those with the same options, which are then the same for all clients of a stack.
         self._ways = [lambda asked: None]
         if any(self._options.values()):
@@ -105,7 +100,7 @@ class Together:
         room = min(rooms, default=1)
         kinds: dict[object, list[Asked]] = {}
         for one in asked:
-            kinds.setdefault(key(one), []).append(one)
+            kinds.setdefault((key(one), self._fixed[one.run]), []).append(one)
         for alike in kinds.values():
             some: list[Asked] = []
             clients = 0
@@ -131,7 +126,10 @@ class Together:
         whole = JointPlan.of([one.plan for one in asked], begins, lrs, options)
         by_steps = np.argsort(-whole.steps, kind="stable")
         plan = whole.only(by_steps)
-        job = replace(self._job, algorithm=self.jobs[asked[0].run].algorithm)
+        first = self.jobs[asked[0].run]
+        job = replace(self._job, algorithm=first.algorithm)
+        if self._fixed[asked[0].run] is not None:
+            job = replace(job, model=first.model)
         updates = self.engine.train_joint(job, _joint_start(starts, plan.member, by_steps), plan)
         if updates is None:
             return {}
@@ -139,6 +137,23 @@ class Together:
         for i, one in enumerate(asked):
             of_runs[one.run] = _of_run(updates, np.flatnonzero(plan.member == i))
         return of_runs
+
+
+def _fixed(job: Job) -> Hashable:
+    """Return what all clients of a stack share of a model: frozen numbers and adapters; None where there are none.
+
+    The frozen weights of runs with other seeds may be others.
+    """
+    tensors = frozen(job.model)
+    if not tensors:
+        return None
+    digest = hashlib.sha256()
+    for name, value in tensors.items():
+        digest.update(name.encode())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return digest.hexdigest(), job.algorithm.adapters
 
 
 def _varied_options(jobs: Mapping[int, Job]) -> dict[int, dict[str, float]]:
@@ -151,6 +166,48 @@ def _varied_options(jobs: Mapping[int, Job]) -> dict[int, dict[str, float]]:
             for run, one in options.items():
                 varied[run][name] = one[name]
     return varied
+
+
+def _joint_job(
+    jobs: Mapping[int, Job], tables: Mapping[int, Hashable]
+) -> tuple[Job, dict[int, int]]:
+    """Return a job with the rows and the clients of all runs, and where the clients of each run begin in it.
+
+    Runs on the same rows share them, and those on the same partition share its clients.
+    """
+    x: list[Tensor] = []
+    y: list[Tensor] = []
+    rows = 0
+    first_rows: dict[Hashable, int] = {}
+    partitions: list[Partition] = []
+    clients = 0
+    first_clients: dict[tuple[Hashable, int], int] = {}
+    begins = {}
+    for run, job in jobs.items():
+        table = tables[run]
+        if table not in first_rows:
+            first_rows[table] = rows
+            x.append(job.x)
+            y.append(job.y)
+            rows += len(job.x)
+        known = table, id(job.partition)
+        if known not in first_clients:
+            first_clients[known] = clients
+            partitions.append(_moved(job.partition, first_rows[table]))
+            clients += job.partition.clients
+        begins[run] = first_clients[known]
+    first = next(iter(jobs.values()))
+    joint = replace(first, partition=_joined(partitions))
+    if len(x) > 1:
+        joint = replace(joint, x=torch.cat(x), y=torch.cat(y))
+    return joint, begins
+
+
+def _moved(partition: Partition, first: int) -> Partition:
+    """Return a partition of rows that begin at ``first`` in a larger table."""
+    if not first:
+        return partition
+    return Partition(partition.rows + first, partition.offsets)
 
 
 def _joined(partitions: Sequence[Partition]) -> Partition:

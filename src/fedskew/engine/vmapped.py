@@ -114,7 +114,8 @@ class Vmapped(Layer):
         x, trained, y, inside = run.saved[self]
         outputs = [y]
         slopes = [d.to(y.dtype)]
-        if inside is not None and run.of_features is not None:
+        # Features below which nothing is trained have no gradient
+        if inside is not None and inside.requires_grad and run.of_features is not None:
             outputs.append(inside)
             slopes.append(run.of_features.to(inside.dtype))
         leaves = list(trained.values())
