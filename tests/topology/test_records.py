@@ -22,7 +22,7 @@ def filled(clients: int, rounds: int, seed: int = 0) -> Records:
     return records
 
 
-@pytest.mark.parametrize("clients", [1, 5, 64, 65, 1000])
+@pytest.mark.parametrize("clients", [1, 5, 64, 65, 1000, 200_000])
 def test_the_standing_is_that_of_all_records(clients: int):
     records = filled(clients, rounds=30)
     selected, completed, seconds, agreement = records.arrays.values()
@@ -104,3 +104,16 @@ def test_a_pool_without_records_of_all_stands_for_itself():
     assert vars(pool.standing) == vars(
         SelectionTotals.of(pool.selected, pool.completed, pool.seconds, agreement=np.zeros(2))
     )
+
+
+def test_records_of_a_hundred_million_know_who_took_part():
+    records = Records(10**8)
+    chosen = np.array([3, 70_000, 99_999_999])
+    records.add(chosen, selected=1)
+    records.add(chosen[1:], completed=1, seconds=np.array([2.0, 6.0]))
+    assert records.known().tolist() == chosen.tolist()
+    found = records.standing()
+    assert (found.selected, found.completed, found.seconds) == (3, 2, 8.0)
+    assert (found.shortest, found.longest) == (2.0, 6.0)
+    records.add(chosen[:1], completed=1, seconds=np.array([1.0]))
+    assert records.standing().shortest == 1.0

@@ -18,7 +18,8 @@ from fedskew.transport.messages import packed, unpacked
 METHODS = [
     "fedavg", "scaffold", "moon", "fedprox:mu=0.1 + krum:attackers=1", "fedavg + median", "ditto", "fedbn",
     "mfedbn", "fedrep", "feddyn", "fedga", "fednova", "q-fedavg", "fedbuff:buffer=3", "fedpbs", "fedbs",
-    "afl-cp", "ccvr",
+    "afl-cp", "ccvr", "scaffold + hierarchical:edges=3,every=2",
+    "fedavg + median + hierarchical:edges=3,every=2 + clip:norm=0.1",
 ]  # fmt: skip
 
 

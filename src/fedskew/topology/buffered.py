@@ -10,8 +10,9 @@ from fedskew.engine.plan import Plan
 from fedskew.topology.collector import Arrived, UpdateCollector
 from fedskew.topology.context import RoundClients, RoundContext
 from fedskew.topology.outcome import RoundOutcome
-from fedskew.topology.parallel import Observe, ParallelRounds
+from fedskew.topology.parallel import Observe, ParallelRounds, with_numbers
 from fedskew.topology.participation import Assignment
+from fedskew.topology.payload import NUMBERS
 from fedskew.topology.pending import PendingClient, PendingClients, each, joined
 from fedskew.topology.run_state import RunState
 
@@ -20,6 +21,7 @@ class BufferedRounds(ParallelRounds):
     """Rounds that end when ``buffer_size`` updates have arrived; ``per_round`` clients train at any time."""
 
     extra_columns = ("staleness",)
+    in_halves = False
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class BufferedRounds(ParallelRounds):
         trained = self._trained([*arrived, *self.pending.clients], lr)
         self.pending.clients = trained[len(arrived) :]
         arrived = trained[: len(arrived)]
-        collector = self._collector()
+        collector = self.collector()
         stacks = self._add(collector, arrived)
         return self._aggregate(collector, self._assignment(began, arrived, assignments), stacks)
 
@@ -82,7 +84,10 @@ class BufferedRounds(ParallelRounds):
         if not plans:
             return answers
         plan = Plan.together(plans)
-        for updates in self.context.engine.train(self.context.job, self._start(plan, lr), plan):
+        sent = dict(self._answers_to(plan.clients))  # a copy, as one part is taken out
+        plan = with_numbers(plan, sent.pop(NUMBERS, {}))
+        start = self.start(plan, lr, sent)
+        for updates in self.context.engine.train(self.context.job, start, plan):
             for update in each(updates):
                 answers[int(update.report.clients[0])] = update
         return answers

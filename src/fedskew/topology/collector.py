@@ -1,5 +1,6 @@
 """Collects the updates of a round: excludes invalid ones, and aggregates the rest as they arrive."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Arrived:
     report: Report
     valid: Ints  # the clients whose numbers are finite
     kept: Tree  # of the valid clients
-    bytes: int  # sent by each client of the stack
+    bytes: int | Ints  # sent by each client of the stack
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Combined:
         shares: the share of each of them in the payload; 0 for a client that a rule excluded
         weights: of the clients that are not excluded, as the hook ``weight`` returned them
         agreement: how similar the update of each client is to the payload, in [0, 1]; empty unless required
+        updates: what the clients sent, stacked in that order; empty unless required
     """
 
     payload: Tree
@@ -49,6 +51,7 @@ class Combined:
     shares: Floats
     weights: Floats
     agreement: Floats = field(default_factory=lambda: np.zeros(0))
+    updates: Tree = field(default_factory=dict)
 
     @property
     def counted(self) -> Ints:
@@ -81,7 +84,8 @@ def valid_clients(updates: Updates) -> Flags:
 class UpdateCollector:
     """Accumulates updates stack by stack, so that a round never holds more than one stack of payloads in memory.
 
-    For a method with a robust rule, all valid updates are held until the round is over, and combined at once.
+    For a method with a robust rule, all valid updates are held until the round is over, and combined at once; for one
+    that requires single updates they are held as well.
     ``weights`` is what clients count by: their rows or 1. ``mirrored`` names the parts of the client state whose mean
     the server holds.
     """
@@ -94,7 +98,12 @@ class UpdateCollector:
         self.mirrored = mirrored
         self.total = 0.0
         self.aggregator = algorithm.aggregator
-        self._agreement = "update_agreement" in algorithm.requires
+        self._single = "single_updates" in algorithm.requires
+        self._agreement: Callable[[Tensor, Tensor], Tensor] | None = None
+        if "update_agreement" in algorithm.requires:
+            self._agreement = _alike_in_direction
+        elif "update_distance" in algorithm.requires:
+            self._agreement = _near
         self._clients: list[Ints] = []
         self._weights: list[Floats] = []
         self._stacks: list[Tree] = []
@@ -145,10 +154,13 @@ class UpdateCollector:
         self.total += float(weights.sum())
         self._clients.append(valid.report.clients)
         self._weights.append(weights)
-        sent = valid.payload
+        buffers: Tree = {}
         if valid.buffers:
-            sent = {**valid.payload, BUFFERS: encode(valid.buffers)}
-        if self.aggregator.needs_all or self._agreement:
+            buffers = {BUFFERS: encode(valid.buffers)}
+        sent = {**self.aggregator.arrange(valid.payload), **buffers}
+        if self._single:
+            self._stacks.append({**valid.payload, **buffers})
+        elif self.aggregator.needs_all or self._agreement is not None:
             self._stacks.append(sent)
         if self.aggregator.needs_all:
             return
@@ -185,9 +197,13 @@ class UpdateCollector:
             combined = self._ruled(whole, clients, weights)
         else:
             combined = self._added_up(clients, weights)
-        if self._agreement:
-            return replace(combined, agreement=_agreement(whole, combined.payload))
-        return combined
+        if self._single:
+            combined = replace(combined, updates=_without_buffers(whole))
+        if self._agreement is None:
+            return combined
+        updates, mean = _flattened(whole, combined.payload)
+        agreement = np.asarray(self._agreement(updates, mean).cpu().numpy())
+        return replace(combined, agreement=agreement)
 
     def _whole(self, order: Ints) -> Tree:
         """Return all stacks concatenated into one, with the clients in this order."""
@@ -228,15 +244,30 @@ class UpdateCollector:
         return Combined(payload, mean or payload, buffers, clients, shares, weights[shares > 0])
 
 
-def _agreement(whole: Tree, payload: Tree) -> Floats:
+def _flattened(whole: Tree, payload: Tree) -> tuple[Tensor, Tensor]:
+    """Return each client's update as a row, and the combined one."""
+    updates = [value.unsqueeze(1).flatten(1) for value in whole["delta"].values()]
+    combined = [payload["delta"][name].flatten() for name in whole["delta"]]
+    return torch.cat(updates, 1).double(), torch.cat(combined).double()
+
+
+def _alike_in_direction(updates: Tensor, combined: Tensor) -> Tensor:
     """Return ``(1 + cosine) / 2`` of each client's update and the combined one; 1/2 where one of them is zero."""
-    flat_updates = [value.unsqueeze(1).flatten(1) for value in whole["delta"].values()]
-    flat_combined = [payload["delta"][name].flatten() for name in whole["delta"]]
-    updates = torch.cat(flat_updates, 1).double()
-    combined = torch.cat(flat_combined).double()
     lengths = torch.linalg.vector_norm(updates, dim=1) * torch.linalg.vector_norm(combined)
     cosine = torch.where(lengths > 0, updates @ combined / lengths, 0.0).clamp(-1, 1)
-    return np.asarray(((1 + cosine) / 2).cpu().numpy())
+    return (1 + cosine) / 2
+
+
+def _near(updates: Tensor, combined: Tensor) -> Tensor:
+    """Return ``1 / (1 + q)`` with the squared distance of each update from the combined one over the latter's square.
+
+    >>> _near(torch.tensor([[3.0, 0.0], [1.0, 2.0]]), torch.tensor([1.0, 0.0]))
+    tensor([0.2000, 0.2000])
+    """
+    apart = (updates - combined).square().sum(1)
+    square = combined.square().sum()
+    total = square + apart
+    return torch.where(total > 0, square / total, 1.0)
 
 
 def _without_buffers(tree: Tree) -> Tree:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from fedskew.algorithms.contract import Algorithm, Weights, base_weights
+from fedskew.algorithms.contract import Algorithm, Weights
 from fedskew.core.config import Settings
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree
@@ -47,7 +47,9 @@ class RoundContext:
     @cached_property
     def total_weight(self) -> float:
         """The weight of all clients together."""
-        return float(base_weights(self.trained_on.sizes, self.weights).sum())
+        if self.weights == "uniform":
+            return float(self.trained_on.clients)
+        return float(self.trained_on.total)
 
 
 class RoundClients(Protocol):

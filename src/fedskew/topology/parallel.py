@@ -1,7 +1,7 @@
 """The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -13,8 +13,8 @@ from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
 from fedskew.core.streams import Floats, Ints, Stream
-from fedskew.core.trees import Tensors, Tree, size_in_bytes
-from fedskew.engine.job import Start, Updates
+from fedskew.core.trees import Tensors, Tree, rows_of
+from fedskew.engine.job import ANSWER, Start, Updates, prefixed
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
@@ -22,7 +22,7 @@ from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.context import RoundClients, RoundContext
 from fedskew.topology.outcome import RoundOutcome
 from fedskew.topology.participation import Assignment, Probed, Traffic
-from fedskew.topology.payload import bytes_up, reported, reported_bytes
+from fedskew.topology.payload import NUMBERS, bytes_down, bytes_up, reported, reported_bytes
 from fedskew.topology.run_state import RunState
 from fedskew.topology.shards import train_and_add
 
@@ -47,6 +47,8 @@ class ParallelRounds:
 
     # Columns of the table of clients, beside those that the method asks for
     extra_columns: tuple[str, ...] = ()
+    # Whether a round has two halves, so that its clients may be trained together with those of other runs
+    in_halves = True
 
     def __init__(
         self, context: RoundContext, state: RunState, clients: RoundClients, observe: Observe
@@ -63,16 +65,23 @@ class ParallelRounds:
     def invite(self, lr: float) -> Invited:
         """Invite clients and return what they are to do: the first half of a round."""
         nobody = np.zeros(0, dtype=np.int64)
-        assignment = self._invite(lr, 0, self.context.per_round, nobody)
+        assignment = self._invite(lr, 0, self._clients_wanted(), nobody)
         assert assignment, "a client is free where none is busy"
+        answers = dict(
+            self._answers_to(assignment.plan.clients)
+        )  # a copy, as one part is taken out
+        if numbers := answers.pop(NUMBERS, {}):
+            assignment = replace(assignment, plan=with_numbers(assignment.plan, numbers))
         plan = assignment.arrived()
-        return Invited(assignment, plan, self._start(plan, lr), lr)
+        if plan is not assignment.plan:
+            answers = rows_of(answers, torch.from_numpy(np.flatnonzero(assignment.outcome.arrived)))
+        return Invited(assignment, plan, self.start(plan, lr, answers), lr)
 
     def complete(self, invited: Invited, learnt: Updates | None = None) -> RoundOutcome:
         """Aggregate what the invited clients have learnt, here if not elsewhere: the second half of a round."""
         context = self.context
         plan = invited.plan
-        collector = self._collector()
+        collector = self.collector()
         arrived = list[Arrived]()
         if learnt:
             arrived.append(collector.add(learnt))
@@ -81,12 +90,8 @@ class ParallelRounds:
             arrived = train_and_add(
                 context.engine, context.job, invited.start, plan, collector, self.observe
             )
-        assignment = invited.assignment.without(_silent(plan, arrived))
-        if len(plan.clients) and collector.total <= 0:
-            raise DivergedError(
-                f"round {self.state.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
-                f"lower lr (now {invited.lr:g}) or check the data"
-            )
+        assignment = invited.assignment.without(silent(plan, arrived))
+        self._check_valid(plan, collector.total, invited.lr)
         if len(plan.clients):
             self.clients.train_personal(invited.start, plan)
         return self._aggregate(collector, assignment, arrived)
@@ -98,50 +103,90 @@ class ParallelRounds:
     def restore(self, saved: Tensors) -> None:
         """Restore what ``checkpoint`` returned."""
 
-    def _start(self, plan: Plan, lr: float) -> Start:
-        """Return the state from which the clients of a plan start."""
+    def _clients_wanted(self) -> int:
+        """Return how many clients are to take part in the round."""
+        selection = self.context.participation.selection
+        return selection.clients_wanted(self.state.server_state, self.context.per_round)
+
+    def _answers_to(self, clients: Ints) -> Tree:
+        """Return what the server sends each of these clients alone."""
+        return self.context.algorithm.answer(self.state.server_state, clients)
+
+    def start(self, plan: Plan, lr: float, answers: Tree) -> Start:
+        """Return the state from which the clients of a plan start, with the server's answers to them."""
         state = self.state
         sent_along = self.context.algorithm.broadcast(state.server_state)
-        return Start(state.params, state.buffers, sent_along, self.clients.kept(plan.clients), lr)
+        kept = {**self.clients.kept(plan.clients), **prefixed(answers, ANSWER)}
+        return Start(state.params, state.buffers, sent_along, kept, lr)
 
-    def _collector(self) -> UpdateCollector:
+    def collector(self) -> UpdateCollector:
+        """Return what collects the updates of a round."""
         context = self.context
         return UpdateCollector(context.algorithm, context.weights, context.mirrored)
+
+    def _check_valid(self, plan: Plan, total: float, lr: float) -> None:
+        """Raise an error if no client of a plan has sent finite numbers; ``total`` is the weight of those that have."""
+        if len(plan.clients) and total <= 0:
+            raise DivergedError(
+                f"round {self.state.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
+                f"lower lr (now {lr:g}) or check the data"
+            )
 
     def _aggregate(
         self, collector: UpdateCollector, assignment: Assignment, arrived: list[Arrived]
     ) -> RoundOutcome:
         """Update the model with the collected updates, and record what the clients did."""
+        combined = self.combine(collector, arrived)
+        self._record_participation(assignment, arrived, combined)
+        return self._outcome(assignment, arrived, combined)
+
+    def combine(self, collector: UpdateCollector, arrived: list[Arrived]) -> Combined | None:
+        """Update the model with the collected updates; returns None if these are too few for the method's rule."""
         least = self.context.algorithm.aggregator.least_updates
         combined = None
         counted = np.zeros(0, dtype=np.int64)
         if collector.total > 0 and len(collector) >= least:
             combined = collector.result()
             counted = combined.counted
-            self._update(combined.payload, combined.mean, combined.weights)
+            self._update(combined)
             self.state.buffers = combined.merged_buffers(self.state.buffers)
         elif not least:
-            nothing = {"delta": self._no_change()}
-            self._update(nothing, nothing, np.zeros(0))
+            self._update(self._nothing())
         for stack in arrived:
             self.clients.keep(stack, counted)
-        self._record_participation(assignment, arrived, combined)
-        return self._outcome(assignment, arrived, combined)
+        return combined
 
-    def _no_change(self) -> Tensors:
+    def _nothing(self) -> Combined:
+        """Return the updates of no client: no weight changes."""
         shared = self.state.shared(self.context.job.unsent)
-        return {name: torch.zeros_like(value) for name, value in shared.items()}
+        payload = {"delta": {name: torch.zeros_like(value) for name, value in shared.items()}}
+        nobody = np.zeros(0, dtype=np.int64)
+        return Combined(payload, payload, {}, nobody, np.zeros(0), np.zeros(0))
 
-    def _update(self, payload: Tree, mean: Tree, weights: Floats) -> None:
+    def _update(self, combined: Combined) -> None:
         """Let the method change weights and server state."""
         context = self.context
         state = self.state
-        stream = Stream(context.settings.seed, "server", state.round)
-        cohort = Cohort(weights, context.total_weight, mean, context.per_round, stream)
+        cohort = self._cohort(combined)
         moved, state.server_state = context.algorithm.server_update(
-            state.shared(context.job.unsent), state.server_state, payload, cohort
+            state.shared(context.job.unsent), state.server_state, combined.payload, cohort
         )
+        buffers = {name: moved.pop(name) for name in state.buffers.keys() & moved}
         state.params = {**state.params, **moved}
+        state.buffers = {**state.buffers, **buffers}
+
+    def _cohort(self, combined: Combined) -> Cohort:
+        """Return what the method learns of the clients whose updates were combined."""
+        context = self.context
+        return Cohort(
+            combined.weights,
+            context.total_weight,
+            combined.mean,
+            context.per_round,
+            Stream(context.settings.seed, "server", self.state.round),
+            combined.clients,
+            combined.updates,
+        )
 
     def _invite(self, lr: float, turn: int, count: int, busy: Ints) -> Assignment | None:
         """Invite clients to train on the current weights."""
@@ -150,21 +195,29 @@ class ParallelRounds:
         round = self.state.round
 
         def probe(plan: Plan) -> Probed:
-            start = self._start(plan, lr)
-            return context.engine.probe(context.job, start, plan, participation.selection.probe)
+            return self.probe(plan, lr)
 
         turns: tuple[int, ...] = (round,)
         if turn:
             turns = (round, turn)
-        return participation.invite(round, count, probe, self._traffic, turns, busy)
+        return participation.invite(round, count, probe, self._traffic_now(), turns, busy)
+
+    def probe(self, plan: Plan, lr: float) -> Probed:
+        """Return what the clients of a plan measure before they train."""
+        context = self.context
+        start = self.start(plan, lr, self._answers_to(plan.clients))
+        wanted = context.participation.selection.probe
+        return context.engine.probe(context.job, start, plan, wanted)
+
+    def _traffic_now(self) -> Traffic:
+        """Return the traffic of one client in the present round."""
+        return self._traffic
 
     @cached_property
     def _traffic(self) -> Traffic:
         """The bytes that one client receives and sends; as names and shapes never change, neither do these."""
         job = self.context.job
-        leaving = self.state.leaving(job.local_names)
-        sent_along = job.algorithm.broadcast(self.state.server_state)
-        down = size_in_bytes({"weights": leaving}) + size_in_bytes(sent_along)
+        down = bytes_down(self.context, self.state)
         up = bytes_up(self.context, self.state)
         if not has_batch_norm(job.model):
             return Traffic(down, up, None)
@@ -223,7 +276,15 @@ class ParallelRounds:
         )
 
 
-def _silent(plan: Plan, arrived: list[Arrived]) -> Ints:
+def with_numbers(plan: Plan, answered: Tensors) -> Plan:
+    """Return a plan with the numbers that the server's answers have for its clients."""
+    numbers: dict[str, Floats] = {}
+    for name, values in answered.items():
+        numbers[name] = values.double().cpu().numpy()
+    return replace(plan, numbers={**plan.numbers, **numbers})
+
+
+def silent(plan: Plan, arrived: list[Arrived]) -> Ints:
     """Return the clients of a plan that did not answer, as only clients on machines of their own may do."""
     if not arrived:
         return np.zeros(0, dtype=np.int64)

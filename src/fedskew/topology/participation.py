@@ -44,12 +44,21 @@ Prober: TypeAlias = Callable[[Plan], Probed]
 class Traffic:
     """Bytes that one client receives before training and sends after it, and its exchanges during training.
 
-    ``meeting`` is None for a model without BatchNorm, whose clients exchange nothing.
+    ``meeting`` is None for a model without BatchNorm, whose clients exchange nothing. ``neighbours`` returns with how
+    many others clients of a graph exchange so many bytes each; None where it is the server.
     """
 
     down: int
     up: int
     meeting: Callable[[Plan], Meeting] | None
+    neighbours: Callable[[Ints], Ints] | None = None
+
+    def per_client(self, clients: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes that each of these clients receives and sends."""
+        partners = np.ones_like(clients)
+        if self.neighbours is not None:
+            partners = self.neighbours(clients)
+        return self.down * partners, self.up * partners
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,10 @@ class _Probing:
 
 
 class Participation:
-    """The server's records about its clients, and the virtual clock."""
+    """The server's records about its clients, and the virtual clock.
+
+    ``models_compared`` is under how many models every client finds its loss before it trains.
+    """
 
     def __init__(
         self,
@@ -136,11 +148,13 @@ class Participation:
         trained_on: Partition,
         fleet: Fleet,
         least: int,
+        models_compared: int = 0,
     ) -> None:
         self.algorithm = algorithm
         self.settings = settings
         self.fleet = fleet
         self.least = least
+        self.models_compared = models_compared
         self.sizes, self.clock = trained_on.sizes, 0.0
         self.records = Records(trained_on.clients)
         # Rows that are pooled in one place are available at any time
@@ -148,10 +162,12 @@ class Participation:
         self.selection = algorithm.client_selection
         # Names of random streams ("disclose", "walk", "finish") are older than the words of the code: other names would
         # give other numbers.
-        self.profile = self.selection.client_profile(
-            lambda: trained_on.counts(fed.train.y, len(fed.data.classes)),
+        distinct = trained_on.distinct
+        told = self.selection.client_profile(
+            lambda: distinct.counts(fed.train.y, len(fed.data.classes)),
             Stream(settings.seed, "disclose"),
         )
+        self.profile = {name: trained_on.of_everyone(values) for name, values in told.items()}
 
     def pool(self, round: int, members: Members | None) -> ClientPool:
         """Return the clients that may be selected: all, or the given ones."""
@@ -243,16 +259,17 @@ class Participation:
         """Return what clients are to do, and its simulated outcome."""
         plan = self._plan(selected.round, selected.free, config)
         measured = probing.measured
-        down = NUMBER * len(config.numbers)
+        received, sent = traffic.per_client(plan.clients)
+        down = np.full_like(plan.clients, NUMBER * len(config.numbers))
         probe_down = 0
         probe_up = 0
         if measured:  # the model was sent with the probe
             probe_down = measured.down
             probe_up = measured.up
         else:
-            down += traffic.down
+            down += received
         machines = self.fleet.machines(plan.clients)
-        transfer = transfer_seconds(machines, down, traffic.up)
+        transfer = transfer_seconds(machines, down, sent)
         meeting = None
         if traffic.meeting:
             meeting = traffic.meeting(plan)
@@ -285,8 +302,7 @@ class Participation:
 
     def _slowest_to_report(self, profile_bytes: int) -> float:
         """Return the seconds until every client has sent a message of this size."""
-        machines = self.fleet.machines(np.arange(len(self.sizes)))
-        return float(transfer_seconds(machines, 0, profile_bytes).max())
+        return self.fleet.most(lambda machines: transfer_seconds(machines, 0, profile_bytes))
 
     def _measure(self, plan: Plan, traffic: Traffic) -> tuple[Measured, float]:
         """Return the cost of measuring for the clients of a plan, and how long the server waits for them."""
@@ -315,7 +331,8 @@ class Participation:
         models = 1
         if algorithm.personal_method:
             models = 2
-        evaluations = len({"loss_before", "loss_after"} & algorithm.requires)
+        evaluations = len({"loss_before", "loss_after", "class_features"} & algorithm.requires)
+        evaluations += self.models_compared
         passes = int("full_gradient" in algorithm.requires)
         rows = _times(plan.sizes, models - 1 + algorithm.cost_per_row)
         steps = _times(plan.steps_per_epoch, models)
@@ -373,7 +390,7 @@ class Participation:
 
     def state(self) -> Tensors:
         """Return all that changes over rounds, for clients that were ever selected; profiles are recomputed."""
-        known = np.flatnonzero(self.records.arrays["selected"])
+        known = self.records.known()
         state = {"clients": torch.from_numpy(known)}
         for name, values in self.records.arrays.items():
             state[name] = torch.from_numpy(values[known])

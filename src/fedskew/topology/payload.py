@@ -1,31 +1,45 @@
 """What a client will send after local training: its names, shapes and bytes, known before any client has trained."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from fedskew.algorithms.contract import Algorithm, View, overridden
-from fedskew.core.trees import Tree, without
-from fedskew.engine.job import STATE, parts
+from fedskew.core.trees import Tensors, Tree, one_client, size_in_bytes, without
+from fedskew.engine.features import no_class_sums
+from fedskew.engine.job import CHOSEN, STATE, Job, candidates_of, number_of_candidates, parts
 from fedskew.topology.collector import BUFFERS
 from fedskew.topology.context import RoundContext
 from fedskew.topology.participation import NUMBER
 from fedskew.topology.run_state import RunState
+
+NUMBERS = "numbers"  # the part of an answer with numbers for the table of clients
 
 
 @torch.no_grad()
 def sample_payload(context: RoundContext, state: RunState) -> Tree:
     """Return a payload and buffers with the names and shapes of those that clients will send."""
     job = context.job
-    one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
+    one = torch.ones((), dtype=job.scalar.dtype, device=job.x.device)
+    sent_along = job.algorithm.broadcast(state.server_state)
+    answer = sample_answer(job.algorithm, state)
     view = View(
         state.params,
         state.params,
-        context.algorithm.broadcast(state.server_state),
+        sent_along,
         parts(context.fresh_client, STATE),
         _Ones(one=one),
         context.settings.momentum,
         class_counts=one.expand(job.classes),
         full_gradient=state.params,
+        sent=job.sent,
+        class_features=_no_features(job),
+        answer=answer,
     )
+    compared = models_compared(job.algorithm, state)
+    if compared:
+        view = replace(view, candidate_losses=job.scalar.new_ones(compared))
     buffers = {}
     for name, value in state.buffers.items():
         if name not in job.unsent:
@@ -34,13 +48,46 @@ def sample_payload(context: RoundContext, state: RunState) -> Tree:
     return {**payload, BUFFERS: buffers}
 
 
+def sample_answer(algorithm: Algorithm, state: RunState) -> Tree:
+    """Return what the server sends the first client alone, without the numbers of its table."""
+    answer = one_client(algorithm.answer(state.server_state, np.zeros(1, dtype=np.int64)))
+    answer.pop(NUMBERS, None)
+    return answer
+
+
+def models_compared(algorithm: Algorithm, state: RunState) -> int:
+    """Return under how many models a client finds its loss before it trains, to choose from them."""
+    if "candidate_losses" not in algorithm.requires:
+        return 0
+    sent_along = algorithm.broadcast(state.server_state)
+    return number_of_candidates(candidates_of(sent_along, sample_answer(algorithm, state)))
+
+
+def _no_features(job: Job) -> Tensors:
+    """Return sums of features by class, of a client without rows, for methods that require them."""
+    if "class_features" not in job.algorithm.requires:
+        return {}
+    classes, width = job.feature_shape
+    return no_class_sums(job.scalar, classes, width)
+
+
 def reported(algorithm: Algorithm) -> list[str]:
     """Return the numbers of clients that a method requires and the table of clients has."""
     names: list[str] = []
     for name in ("loss_before", "loss_after"):
         if name in algorithm.requires:
             names.append(name)
+    if "candidate_losses" in algorithm.requires and algorithm.no_shared_model:
+        names.append(CHOSEN)
     return names
+
+
+def largest_reported(context: RoundContext, state: RunState) -> dict[str, float]:
+    """Return these numbers with the largest that each may be."""
+    largest = dict.fromkeys(reported(context.algorithm), np.inf)
+    if CHOSEN in largest:
+        largest[CHOSEN] = models_compared(context.algorithm, state) - 1
+    return largest
 
 
 def reported_bytes(algorithm: Algorithm) -> int:
@@ -52,6 +99,20 @@ def reported_bytes(algorithm: Algorithm) -> int:
     if not overridden(algorithm, "weight"):
         return 0
     return len(reported(algorithm)) * NUMBER
+
+
+def bytes_down(context: RoundContext, state: RunState) -> int:
+    """Return the bytes that one client receives; weights in an answer are sent in place of the global ones."""
+    job = context.job
+    answer = sample_answer(job.algorithm, state)
+    received = answer.get("model", {})
+    weights: Tensors = {}
+    for name, value in state.leaving(job.local_names).items():
+        if name not in received:
+            weights[name] = value
+    sent = {"weights": weights}
+    sent_along = job.algorithm.broadcast(state.server_state)
+    return size_in_bytes(sent) + size_in_bytes(sent_along) + size_in_bytes(answer)
 
 
 def bytes_up(context: RoundContext, state: RunState) -> int:

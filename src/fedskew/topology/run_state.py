@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from fedskew.core.trees import Tensors, Tree, flat_names, from_flat
-from fedskew.engine.job import Job
+from fedskew.engine.job import Job, initial_weights
 from fedskew.models.parameters import trainable
 
-_PARAMS, _BUFFERS, _SERVER = "params", "buffers", "server"  # groups of names in a checkpoint
+# Groups of names in a checkpoint
+PARAMS, BUFFERS, SERVER = "params", "buffers", "server"
 
 
 @dataclass
@@ -32,7 +33,9 @@ class RunState:
         for name, value in job.model.named_buffers():
             buffers[name] = value.detach().clone()
         state = cls(params, buffers, {})
-        state.server_state = job.algorithm.init_server_state(state.shared(job.unsent))
+        state.server_state = job.algorithm.init_server_state(
+            initial_weights(params, job.unsent, job.layout, job.partition.clients)
+        )
         return state
 
     def model(self) -> Tensors:
@@ -50,20 +53,20 @@ class RunState:
     def flat(self) -> Tensors:
         """Return weights, buffers and server state as flat named tensors, for a checkpoint."""
         groups = {
-            _PARAMS: self.params,
-            _BUFFERS: self.buffers,
-            _SERVER: flat_names(self.server_state),
+            PARAMS: self.params,
+            BUFFERS: self.buffers,
+            SERVER: flat_names(self.server_state),
         }
         return grouped(groups)
 
     def restore(self, flat: Tensors, device: torch.device) -> None:
         """Restore what ``flat`` returned, and the number of rounds."""
         # In the order of an uninterrupted run, not of the file: a method may sum over all of them.
-        params = group_of(flat, _PARAMS)
-        buffers = group_of(flat, _BUFFERS)
+        params = group_of(flat, PARAMS)
+        buffers = group_of(flat, BUFFERS)
         self.params = {name: params[name].to(device) for name in self.params}
         self.buffers = {name: buffers[name].to(device) for name in self.buffers}
-        self.server_state = from_flat(group_of(flat, _SERVER), self.server_state)
+        self.server_state = from_flat(group_of(flat, SERVER), self.server_state)
         self.round = int(flat["round"])
 
 

@@ -79,8 +79,12 @@ class ScheduledRounds:
         lr_scale = topology.lr_scale
         if lr_scale is None:
             lr_scale = 1 / pool.batch_size
-        model = ModelState(state.params, state.buffers, self.optimizer, lr * lr_scale, state.round)
         resets = "optimizer_state" not in context.algorithm.requires
+        if resets and isinstance(topology, Synchronous):
+            # At the start of the round: a visit is a single step there
+            self.optimizer = context.job.optimizer.init(state.params, stacked=False)
+            resets = False
+        model = ModelState(state.params, state.buffers, self.optimizer, lr * lr_scale, state.round)
         result = context.engine.run_schedule(
             context.job, model, cost.schedule, reset_optimizer=resets
         )

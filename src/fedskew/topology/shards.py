@@ -122,6 +122,13 @@ class ShardTrainer:
         return AddedShard(collector.added, arrived, seen)
 
 
+def in_this_process(engine: Engine) -> Engine:
+    """Return the engine itself, or the one inside it that divides no clients."""
+    if isinstance(engine, Sharded):
+        return engine.trainer.engine
+    return engine
+
+
 class Sharded:
     """An engine that deals the clients of a round to shards, and these to the processes of a group.
 

@@ -45,7 +45,7 @@ class SynchronousSteps:
         masked = None
         if context.job.secure:
             masked = clients
-        up, down = step_bytes(context.job.model, context.job.x.dtype, masked)
+        up, down = step_bytes(context.job.model, context.job.scalar.dtype, masked)
         load = VisitBytes(down, up, request_bytes(access))
         return synchronous_cost(schedule, clients, context.participation.fleet, load)
 
