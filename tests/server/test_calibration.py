@@ -190,7 +190,10 @@ def test_the_closing_table_shows_it_beside_the_other(fedskew, capsys: pytest.Cap
     assert fedskew("run --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr") == 0
     shown = capsys.readouterr().out
     assert "calibrated" in shown
-    assert "accuracy of the calibrated model after the last round, in %" in shown
+    assert "fedskew list columns" in shown
+    assert fedskew("list columns") == 0
+    explained = " ".join(capsys.readouterr().out.split())
+    assert "accuracy of the calibrated model after the last round, in %" in explained
 
 
 # -- to disk and back --------------------------------------------------------------------------------------------------

@@ -26,7 +26,14 @@ def said(algorithm: Any, model: str = "mlp:hidden=4", **settings: Any) -> tuple[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = fs.train(
-            federation(), model, algorithm, rounds=2, folder=False, threads=1, **settings
+            federation(),
+            model,
+            algorithm,
+            rounds=2,
+            folder=False,
+            threads=1,
+            device="cpu",
+            **settings,
         )
     return run, [str(one.message) for one in caught]
 

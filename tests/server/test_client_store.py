@@ -146,6 +146,9 @@ def test_trees_of_a_gpu_stay_there_if_it_has_room():
         assert again.get(np.array([3, 5]))["local"]["w"].tolist() == [[1, 1], [7, 7]]
 
 
+SEVERAL_MODELS = ("ifca", "cfl", "fedamp", "fedfomo", "d-psgd", "gossip")
+
+
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
 @pytest.mark.parametrize(
     "name", [name for name in algorithms if not isinstance(resolve(name).topology(0), Scheduled)]
@@ -154,6 +157,8 @@ def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     some = 5 if name == "krum" else 3  # fewer are too few for it
     if name == "dp":
         pytest.skip("refuses statistics of BatchNorm")  # tests/algorithms/test_privacy.py
+    if norm == "aggregate" and name in SEVERAL_MODELS:
+        pytest.skip("several models share no statistics of BatchNorm")
 
     def make():
         return lab.training(

@@ -288,8 +288,12 @@ def test_the_given_model_and_data_stay_as_they_are(lab):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = fed.train.x.copy()
     for name in algorithms:
-        if name != "dp" and not trains_single_samples(resolve(name)):  # these refuse BatchNorm
-            lab.run(1, fed, name, model, dtype="float32")
+        if name == "dp" or trains_single_samples(resolve(name)):  # these refuse BatchNorm
+            continue
+        norm = "aggregate"
+        if resolve(name).no_shared_model:  # BatchNorm of several models
+            norm = "local"
+        lab.run(1, fed, name, model, dtype="float32", norm=norm)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert next(model.parameters()).dtype == torch.float32
     assert np.array_equal(fed.train.x, x)

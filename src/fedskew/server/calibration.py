@@ -1,7 +1,7 @@
 """Calibration after the last round or in between: class statistics of all clients, and a new head made from them."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.func import functional_call
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
 from fedskew.core.trees import Tensors, Tree
-from fedskew.engine.features import Tap
+from fedskew.engine.features import Tap, features_of
 from fedskew.engine.inference import fastest_layout, rows_at_once
 from fedskew.engine.job import Job
 from fedskew.models.layout import head_module, layout
@@ -37,7 +37,7 @@ def check_head(job: Job) -> None:
         raise FedskewError(
             f"{method}: the head of {model} is frozen: set requires_grad=True on its weights"
         )
-    if not _ends_in_head(job):
+    if not ends_in_head(job):
         raise FedskewError(
             f"{method}: {model} must end in its head, with one vector a row going in and the logits coming out: "
             "name that layer 'head'"
@@ -45,7 +45,8 @@ def check_head(job: Job) -> None:
 
 
 @torch.no_grad()
-def _ends_in_head(job: Job) -> bool:
+def ends_in_head(job: Job) -> bool:
+    """Return whether the outputs of the model are those of its head, for one vector a row."""
     worker = copy.deepcopy(job.model).eval()
     tap = Tap(worker)
     logits = worker(job.x[:1].clone())  # a model may write to its input
@@ -102,21 +103,21 @@ def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
 def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> None:
     """Add the statistics of these rows, of many at once: sums over wide features are as large as many rows."""
     assert job.algorithm.calibrator
-    tap = Tap(worker)
-    memory_format = fastest_layout(worker, job.x)
-    batch_size = rows_at_once(worker, job.x)
     for gathered in torch.split(rows, ROWS_GATHERED):
-        features_of_batches = []
-        for batch in torch.split(gathered, batch_size):
-            worker(job.x[batch].contiguous(memory_format=memory_format))
-            features_of_batches.append(tap.features)
-        features = torch.cat(features_of_batches)
+        found = features_of(worker, _batches(job, worker, gathered))
+        features, targets = map(torch.cat, zip(*found, strict=True))
         # A client with invalid features must not affect the head
         finite = torch.isfinite(features).all(1)
         job.algorithm.calibrator.add_statistics(
-            total, features[finite], job.y[gathered][finite], job.classes
+            total, features[finite], targets[finite], job.classes
         )
-    tap.remove()
+
+
+def _batches(job: Job, worker: nn.Module, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of these rows, as many at once as the model runs through quickly."""
+    memory_format = fastest_layout(worker, job.x)
+    for batch in torch.split(rows, rows_at_once(worker, job.x)):
+        yield job.x[batch].contiguous(memory_format=memory_format), job.y[batch]
 
 
 def _prefix(model: nn.Module) -> str:

@@ -14,16 +14,31 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree, one_client, rows_of
 from fedskew.data.federation import Federation
-from fedskew.engine.job import STATE, Job, Start, fresh_client, model_in_use
+from fedskew.engine.before_use import Adapter
+from fedskew.engine.job import (
+    ANSWER,
+    CANDIDATE,
+    CANDIDATES,
+    LOCAL,
+    STATE,
+    Job,
+    Start,
+    fresh_client,
+    model_in_use,
+    prefixed,
+)
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore, home_of
+from fedskew.server.evaluated_rows import OwnModel
 from fedskew.server.evaluation import Evaluation, Evaluator
+from fedskew.server.models_in_use import AdaptedModels, chooses, chosen_candidates
 from fedskew.topology.collector import Arrived, valid_clients
 from fedskew.topology.context import RoundClients, RoundContext
 from fedskew.topology.run_state import RunState, group_of
+from fedskew.topology.shards import in_this_process
 
 # Names of what clients keep, and of the models they train for themselves
 OWN, PERSONAL = "own", "personal"
@@ -37,7 +52,11 @@ class Clients(RoundClients, Protocol):
     """The clients of a run, in this process or on machines of their own."""
 
     def model(self, client: int) -> Tensors:
-        """Return the model that a client uses, as the method's ``client_model`` makes it."""
+        """Return the model that a client uses, as the method's ``client_model`` makes it and its clients adapt it."""
+        ...
+
+    def models(self, needed: Ints) -> OwnModel:
+        """Return what finds the models that clients use, as they now are; ``needed`` are those that it is asked for."""
         ...
 
     def statistics(self) -> Tree:
@@ -71,7 +90,7 @@ class Clients(RoundClients, Protocol):
         ...
 
     def introduced(self) -> Mapping[str, Any] | None:
-        """Return how a resumed run recognises its nodes, for the run folder; None where clients are no nodes."""
+        """Return how a resumed run recognises its nodes, for the run folder; None where clients are not nodes."""
         ...
 
 
@@ -93,6 +112,11 @@ class LocalClients:
         personal_jobs = jobs_of(context.job)[1:]
         if personal_jobs:
             self.personal = self._store(fresh_client(personal_jobs[0]))
+        self.adapter: Adapter | None = None
+        adaptation = context.algorithm.adaptation
+        if adaptation is not None:
+            engine = in_this_process(context.engine)
+            self.adapter = Adapter(engine, context.job, adaptation, context.settings)
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore(fresh, home_of(fresh, self.context.trained_on.clients))
@@ -105,7 +129,7 @@ class LocalClients:
         """Need no folder: what they keep is in checkpoints."""
 
     def introduced(self) -> None:
-        """Return nothing: they are no nodes."""
+        """Return nothing: they are not nodes."""
 
     def kept(self, clients: Ints) -> Tree:
         """Return what these clients kept, stacked."""
@@ -132,7 +156,10 @@ class LocalClients:
             return
         context = self.context
         _, job = jobs_of(context.job)
-        shared = self.state.shared(context.job.unsent)
+        shared: Tensors = {}
+        for name, value in start.params.items():
+            if name not in context.job.unsent:
+                shared[name] = value
         own = replace(start, server={"weights": shared}, kept=self.personal.get(plan.clients))
         for updates in context.engine.train(job, own, plan):
             valid = np.flatnonzero(valid_clients(updates))
@@ -140,10 +167,45 @@ class LocalClients:
             self.personal.put(updates.report.clients[valid], kept)
 
     def model(self, client: int) -> Tensors:
-        """Return the model that a client uses, as the method's ``client_model`` makes it."""
+        """Return the model that a client uses, as the method's ``client_model`` makes it and its clients adapt it."""
+        return self.models(np.array([client]))(client)
+
+    def models(self, needed: Ints) -> OwnModel:
+        """Return what finds the models that clients use; where clients adapt them, neighbours do so together."""
+        before = self._before_adaptation(needed)
+        if self.adapter is None:
+            return before
+        shared = self.state.shared(self.context.job.unsent)
+        return AdaptedModels(self.adapter, before, needed, shared, self.state.round)
+
+    def _before_adaptation(self, needed: Ints) -> OwnModel:
+        """Return what finds the models that the method's ``client_model`` makes for these clients."""
+        job = self.context.job
+        algorithm = job.algorithm
+        sent_along = algorithm.broadcast(self.state.server_state)
+        chosen: dict[int, Tensors] = {}
+        if chooses(job, sent_along):
+            chosen = chosen_candidates(job, self._with_kept, sent_along[CANDIDATES], needed)
+
+        def find(client: int) -> Tensors:
+            kept = self._kept_by(client)
+            if client in chosen:
+                kept[CANDIDATE] = chosen[client]
+            if "answer_in_use" in algorithm.requires:
+                answer = algorithm.answer(self.state.server_state, np.array([client]))
+                kept |= prefixed(one_client(answer), ANSWER)
+            return model_in_use(algorithm, self.state.model(), kept)
+
+        return find
+
+    def _kept_by(self, client: int) -> Tree:
+        """Return what a client keeps for the model that it uses."""
         store = self.personal or self.store
-        kept = one_client(store.get(np.array([client])))
-        return model_in_use(self.context.algorithm, self.state.model(), kept)
+        return one_client(store.get(np.array([client])))
+
+    def _with_kept(self, client: int) -> Tensors:
+        """Return the global model with the tensors that never leave this client."""
+        return {**self.state.model(), **self._kept_by(client).get(LOCAL, {})}
 
     def statistics(self) -> Tree:
         """Return the class statistics of all clients."""
@@ -155,8 +217,9 @@ class LocalClients:
         if not self.context.job.personalised:
             yield self.state.model(), trained_on.rows
             return
+        own = self._before_adaptation(np.arange(trained_on.clients))
         for client in range(trained_on.clients):
-            yield self.model(client), trained_on.of(client)
+            yield own(client), trained_on.of(client)
 
     def evaluator(self) -> Evaluator:
         """Return what evaluates models."""

@@ -1,6 +1,6 @@
 """Rows on which models are evaluated, and what models make of them: outputs, losses and scores of each row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,9 +85,21 @@ class EvaluatedRows:
             index = torch.arange(len(self.y), device=self.y.device)
         else:
             index = torch.from_numpy(rows).to(self.y.device)
+        if not len(index):
+            return Found(self.x.new_empty(0, 1), self.x.new_empty(0), self.y[:0])
         outputs = self.outputs(state, index)
         targets = self.y[index]
         return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
+
+    def found_each(self, state: Tensors, pieces: Sequence[Ints]) -> Iterator[Found]:
+        """Yield what one model makes of each client's rows, on the host; small clients share a forward pass."""
+        for some in _batches(pieces, self.runner.inference.rows_at_once):
+            found = self.found(state, joined(some))
+            sizes = sizes_of(some).tolist()
+            outputs = torch.split(found.outputs.cpu(), sizes)
+            losses = torch.split(found.losses.cpu(), sizes)
+            targets = torch.split(found.targets.cpu(), sizes)
+            yield from map(Found, outputs, losses, targets)
 
     def outputs(self, state: Tensors, index: Tensor) -> Tensor:
         """Return the outputs of a model for the rows at an index."""
@@ -174,6 +186,21 @@ class EvaluatedRows:
             total[0][: len(rows)] += torch.where(real, losses.double(), 0).sum(1)
             total[1][: len(rows)] += torch.where(real, scores.double(), 0).sum(1)
         return total.cpu().numpy() / sizes_of(pieces)
+
+
+def _batches(pieces: Sequence[Ints], rows: int) -> Iterator[list[Ints]]:
+    """Yield pieces one after the other, as many together as have no more than so many rows, and at least one."""
+    some: list[Ints] = []
+    count = 0
+    for piece in pieces:
+        if some and count + len(piece) > rows:
+            yield some
+            some = []
+            count = 0
+        some.append(piece)
+        count += len(piece)
+    if some:
+        yield some
 
 
 def on_host(values: Tensor) -> Floats:

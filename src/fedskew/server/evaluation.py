@@ -15,6 +15,7 @@ from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Job
+from fedskew.models.tokens import tokens
 from fedskew.server.evaluated_rows import (
     EvaluatedRows,
     Found,
@@ -29,11 +30,10 @@ from fedskew.server.evaluated_rows import (
 )
 from fedskew.server.final_evaluation import FinalClients, FinalEvaluation, confusion_of
 from fedskew.server.rows_of_clients import ClientRows
+from fedskew.server.score_names import CLIENT_TEST, CLIENT_VALIDATION
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold, ThresholdMetric, choose_threshold
 
-# Clients' own rows on which nobody trains, as the columns of their scores begin
-CLIENT_TEST, CLIENT_VALIDATION = "client_test", "client_validation"
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
 # The cheap metrics that every evaluation reports, if the task has them
 ROUND_METRICS = ("accuracy", "balanced_accuracy")
@@ -201,7 +201,10 @@ class Evaluator:
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 
     def _placed(self, rows: Rows) -> EvaluatedRows:
-        x = torch.from_numpy(rows.x).to(self._train.x)
+        x = torch.from_numpy(rows.x)
+        if not self._train.x.is_floating_point():
+            x = tokens(x)
+        x = x.to(self._train.x)
         y = torch.from_numpy(rows.y).to(self._train.y)
         return EvaluatedRows(self._runner, self.task, x, y)
 

@@ -126,27 +126,39 @@ class FinalEvaluation:
 
         The confusion matrix is the sum over the clients whose models are evaluated on the test rows.
         """
-        rows = self.scored.rows
-        split = self.scored.split
-        table = self._table(rows, state, own, split)
+        table = self._table(self.scored.rows, state, own, self.scored.split)
         names = [name for name in self.task.metric_names if name not in table[0]]
         matrices: list[Ints] = []
-        for entry in table[at_even_steps(len(table))]:
-            mine = split.of(entry["client"])
+        some = table[at_even_steps(len(table))]
+        of_shared: list[Score] = [{}] * len(some)
+        if state:
+            of_shared = []
+            for found in self.scored.found(state, None, _numbers(some)):
+                of_shared.append(self._metrics_of(found, names))
+        for entry, metrics in zip(some, of_shared, strict=True):
             if own is None:
-                assert state is not None
-                entry |= self._metrics_on(rows, state, mine, names)
-                continue
-            used = own(entry["client"])
-            entry |= self._metrics_on(rows, used, mine, names)
-            if state:
-                for name, value in self._metrics_on(rows, state, mine, names).items():
-                    entry[f"global_{name}"] = value
-            if self.test:
-                self._add_on_test(entry, self.test.found(used), matrices)
+                entry |= metrics
+            else:
+                self._add_own(entry, own(entry["client"]), names, metrics, matrices)
         if self.validation is not None:
             self._add_validation(table, self.validation, state, own, names)
         return FinalClients(table, total_confusion(matrices))
+
+    def _add_own(
+        self,
+        entry: dict[str, Any],
+        used: Tensors,
+        names: list[str],
+        of_shared: Score,
+        matrices: list[Ints],
+    ) -> None:
+        """Add the metrics of the model that a client uses, then those of the shared one, on its rows and test rows."""
+        mine = self.scored.split.of(entry["client"])
+        entry |= self._metrics_of(self.scored.rows.found(used, mine), names)
+        for name, value in of_shared.items():
+            entry[f"global_{name}"] = value
+        if self.test:
+            self._add_on_test(entry, self.test.found(used), matrices)
 
     def _add_validation(
         self,
@@ -160,13 +172,9 @@ class FinalEvaluation:
         for name, values in mine.used(state, own).items():
             for entry, value in zip(table, values.tolist(), strict=True):
                 entry[f"validation_{name}"] = value
-        for entry in table[at_even_steps(len(table))]:
-            client = entry["client"]
-            model = state
-            if own:
-                model = own(client)
-            assert model is not None
-            metrics = self._metrics_on(mine.rows, model, mine.split.of(client), names)
+        some = table[at_even_steps(len(table))]
+        for entry, found in zip(some, mine.found(state, own, _numbers(some)), strict=True):
+            metrics = self._metrics_of(found, names)
             for name in names:
                 entry[f"validation_{name}"] = metrics[name]
 
@@ -203,21 +211,18 @@ class FinalEvaluation:
             matrices.append(confusion_of(self.task, on_test, len(self.fed.data.classes)))
             entry["own_test_one_class_rate"] = one_class_rate(matrices[-1])
 
-    def _metrics_on(
-        self, rows: EvaluatedRows, state: Tensors, mine: Ints, names: list[str]
-    ) -> Score:
-        """Return these metrics of a model on a client's rows, and how often it predicts one class; NaN for none."""
-        if not len(mine):
-            nothing = dict.fromkeys(names, float("nan"))
-            if self._classifies:
-                nothing["one_class_rate"] = float("nan")
-            return nothing
-        found = rows.found(state, mine)
+    def _metrics_of(self, found: Found, names: list[str]) -> Score:
+        """Return these metrics of a model on a client's rows, and how often it predicts one class; NaN for no rows."""
         metrics = dict(self.task.evaluate(*found.arrays(), names))
         if self._classifies:
             confusion = confusion_of(self.task, found, len(self.fed.data.classes))
             metrics["one_class_rate"] = one_class_rate(confusion)
         return metrics
+
+
+def _numbers(table: list[dict[str, Any]]) -> list[int]:
+    """Return the numbers of the clients in a table."""
+    return [entry["client"] for entry in table]
 
 
 def _add_majority_rates(table: list[dict[str, Any]], counts: Ints) -> None:

@@ -90,7 +90,7 @@ def label_holdings(
     """
     labels = fed.train.y
     classes = len(fed.data.classes)
-    # Targets that are no classes: a method that uses labels was refused, and for others all rows are of one class
+    # Targets that are not classes: a method that uses labels was refused, and for others all rows are of one class
     if fed.data.target != "class":
         labels = np.zeros(len(fed.train), dtype=np.int64)
         classes = 1

@@ -5,21 +5,34 @@ from typing import NoReturn
 import numpy as np
 from torch import nn
 
-from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous, hides_labels
+from fedskew.algorithms.channel import Channel
+from fedskew.algorithms.contract import Algorithm, Weights, overridden
+from fedskew.algorithms.topologies import (
+    Buffered,
+    EdgeServers,
+    Graph,
+    Parallel,
+    Scheduled,
+    Synchronous,
+    hides_labels,
+)
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Stream
-from fedskew.core.trees import Tree
+from fedskew.core.trees import Tree, size_in_bytes
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.job import WHOLE, Job
+from fedskew.engine.job import CANDIDATES, Job, initial_weights
+from fedskew.engine.sharing import WHOLE
 from fedskew.fleet.machines import Fleet
+from fedskew.models.layout import head_module
 from fedskew.models.parameters import trainable
+from fedskew.server.calibration import ends_in_head
 from fedskew.tasks.task import BuiltIn, Task
 
 LATE = 10**9  # a round that comes after every change of the topology
+SERVER_MEMORY = 8  # GiB of models of single clients that a server may keep
 
 
 def check_choices(algorithm: Algorithm, settings: Settings) -> None:
@@ -35,6 +48,8 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         raise FedskewError(
             f"{method}: one model is trained by all clients, so no updates are sent: leave the addition out"
         )
+    _check_graph(algorithm)
+    _check_edges(algorithm)
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
     if hides_labels(topology):
@@ -46,6 +61,43 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
             f"test_trained=true scores clients' models when all have trained, and {method} has no such moment: "
             "leave it out"
         )
+
+
+def _check_graph(algorithm: Algorithm) -> None:
+    """Raise an error for what needs a server, where clients on a graph have none."""
+    if not isinstance(algorithm.topology(0), Graph):
+        return
+    if algorithm.client_selection.probe:
+        raise FedskewError(
+            f"{algorithm.label()}: a server selects clients by what they measure, and on a graph there is none: leave "
+            "the addition out"
+        )
+    if type(algorithm.channel) is not Channel:
+        raise FedskewError(
+            f"{algorithm.label()}: a compressed update changes a model that its receiver has, and neighbours do not "
+            "have each other's: leave the compression out"
+        )
+
+
+def _check_edges(algorithm: Algorithm) -> None:
+    """Raise an error for what has no meaning where every edge has a model and a server of its own."""
+    if not isinstance(algorithm.topology(0), EdgeServers):
+        return
+    several = algorithm.no_shared_model or overridden(algorithm, "answer")
+    reasons = {
+        "all rows are in one place": "pooled_rows" in algorithm.requires,
+        "the server has several models, or answers single clients": bool(several)
+        or "candidate_losses" in algorithm.requires,
+        "clients share statistics in every step, also with those of other edges": (
+            algorithm.batchnorm.shared != "never"
+        ),
+        "the server keeps features by class, which have no mean over edges": (
+            "class_features" in algorithm.requires
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise FedskewError(f"{algorithm.label()}: {reason}: leave hierarchical out")
 
 
 def _check_secure(algorithm: Algorithm) -> None:
@@ -89,9 +141,15 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
     check_choices(algorithm, settings)
     algorithm.aggregator.check(per_round)
     algorithm.check_clients(job.partition.clients)
+    algorithm.trainable(job.layout, 0, 1)  # raises an error for a part that the model does not have
     _check_task(job, settings)
     _check_schedule(job, settings)
     _check_aggregation(job, per_round)
+    _check_adaptation(job)
+    _check_linear_head(job)
+    _check_several_models(job, per_round)
+    _check_choice_of_model(algorithm)
+    _check_models_of_edges(job, per_round)
 
 
 def _check_task(job: Job, settings: Settings) -> None:
@@ -105,13 +163,13 @@ def _check_task(job: Job, settings: Settings) -> None:
     if task.target == "class":
         if needs_classes and task.width(job.classes) != job.classes:
             raise FedskewError(
-                f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: "
+                f"{algorithm.label()} needs one output per class, and task {task.label()} has another number: "
                 "use task=classification"
             )
         return
 
     def refusal(does: str) -> FedskewError:
-        what = "several labels a row"
+        what = "several labels per row"
         if task.target == "number":
             what = "numbers"
         return FedskewError(
@@ -200,13 +258,160 @@ def _check_aggregation(job: Job, per_round: int) -> None:
     updates = per_round
     if isinstance(topology, Buffered):
         updates = min(topology.buffer_size, per_round)
-    may_have_few = isinstance(topology, Buffered) or "pooled_rows" in algorithm.requires
+    if isinstance(topology, EdgeServers):
+        updates = per_round // topology.edges
+    may_have_few = updates < per_round or "pooled_rows" in algorithm.requires
     least = max(2, algorithm.aggregator.least_updates)
     if may_have_few and updates < least:
         raise FedskewError(
             f"{method}: the rule needs the updates of at least {least} clients, and a step of the server "
-            f"has {updates}: take more clients a round (per_round), or leave the rule out"
+            f"has {updates}: take more clients per round (per_round), or leave the rule out"
         )
+
+
+def _check_linear_head(job: Job) -> None:
+    """Raise an error if the method adds a head to the model's, and that is not a linear layer at its end."""
+    if "linear_head" not in job.algorithm.requires:
+        return
+    head = head_module(job.model)  # raises an error for a model without a head
+    if not isinstance(head, nn.Linear) or not ends_in_head(job):
+        raise FedskewError(
+            f"{job.algorithm.label()}: {type(job.model).__name__} must end in a linear head: name that layer 'head', "
+            "or use another method"
+        )
+
+
+def _check_several_models(job: Job, per_round: int) -> None:
+    """Raise an error for what needs one global model where the server has several, and for too many of them."""
+    algorithm = job.algorithm
+    method = algorithm.label()
+    if not algorithm.no_shared_model and not overridden(algorithm, "answer"):
+        return
+    if "private_updates" in algorithm.requires:
+        raise FedskewError(
+            f"{method}: the server answers clients by their single updates, which noise on the mean does not hide: "
+            "leave dp out"
+        )
+    if algorithm.aggregator.needs_all:
+        raise FedskewError(
+            f"{method}: a rule combines the updates of one model, and here clients train several: leave the rule out"
+        )
+    if algorithm.mixes_rounds:
+        raise FedskewError(
+            f"{method}: rounds on a sample schedule train one model, and here clients train several: leave "
+            "stratify-rounds out"
+        )
+    if type(algorithm.channel) is not Channel and not overridden(algorithm, "answer"):
+        raise FedskewError(
+            f"{method}: what an update left unsent belongs to one model, and a client may choose another one next: "
+            "leave the compression out"
+        )
+    if algorithm.calibrator:
+        raise FedskewError(
+            f"{method}: there is no global model whose head could be calibrated: leave ccvr out"
+        )
+    if overridden(algorithm, "answer"):
+        _check_memory(job, per_round)
+
+
+def _check_choice_of_model(algorithm: Algorithm) -> None:
+    """Raise an error where clients are selected by what they measure, and will train another model than that."""
+    if "candidate_losses" not in algorithm.requires or overridden(algorithm, "answer"):
+        return
+    if algorithm.client_selection.probe:
+        raise FedskewError(
+            f"{algorithm.label()}: a client measures before it knows which model it will train: leave the addition out"
+        )
+
+
+def check_buffers_of_models(job: Job, server_state: Tree) -> None:
+    """Raise an error if clients would average buffers, such as BatchNorm's, of layers that have several models."""
+    algorithm = job.algorithm
+    answer = algorithm.answer(server_state, np.zeros(1, dtype=np.int64))
+    several = answer.get("model", {}).keys() | algorithm.broadcast(server_state).get(CANDIDATES, {})
+    if not set(several) - job.layout.head:
+        return
+    sent = sorted(dict(job.model.named_buffers()).keys() - job.unsent)
+    if sent:
+        raise FedskewError(
+            f"{algorithm.label()}: clients would share {sent[0]} between different models: use norm=local, or "
+            "norm=group in the model"
+        )
+
+
+def _check_memory(job: Job, per_round: int) -> None:
+    """Raise an error if what the server keeps of every client, and answers those of a round, is too large."""
+    weights = {}
+    for name, value in trainable(job.model).items():
+        weights[name] = value.detach().to("meta")
+    clients = job.partition.clients
+    initial = initial_weights(weights, job.unsent, job.layout, clients)
+    state = job.algorithm.init_server_state(initial)
+    answers = job.algorithm.answer(state, np.arange(per_round))
+    size = (size_in_bytes(state) + size_in_bytes(answers)) / 2**30
+    if size > SERVER_MEMORY:
+        raise FedskewError(
+            f"{job.algorithm.label()} keeps models of all {clients} clients on the server, {size:.1f} GiB, and at most "
+            f"{SERVER_MEMORY} are allowed: use fewer clients, a smaller model, or ifca, which keeps a few models"
+        )
+
+
+def _check_rule_of_cloud(topology: EdgeServers, method: str, per_round: int) -> None:
+    """Raise an error if the rule of the cloud needs more edges than there are, or than clients reach between rounds."""
+    rule = topology.rule
+    rule.check(topology.edges)
+    if topology.edges < max(2, rule.least_updates):
+        raise FedskewError(
+            f"{method}: the rule of the cloud needs more than edges={topology.edges}: use more edges, or leave the "
+            "rule out"
+        )
+    most = topology.every * per_round
+    if most < rule.least_updates:
+        raise FedskewError(
+            f"{method}: {most} clients between rounds of the cloud are updates of at most as many edges, and its rule "
+            f"needs {rule.least_updates}: take more clients per round (per_round), or a larger every"
+        )
+
+
+def _check_models_of_edges(job: Job, per_round: int) -> None:
+    """Raise an error if edges cannot be found by labels, a rule needs more edges, or their models are too large."""
+    topology = job.algorithm.topology(0)
+    if not isinstance(topology, EdgeServers):
+        return
+    method = job.algorithm.label()
+    if topology.by == "labels" and job.task.target != "class":
+        raise FedskewError(
+            f"{method}: by=labels needs classes as targets, and those of task {job.task.label()} are none: use "
+            "by=order or by=network"
+        )
+    if topology.rule.needs_all:
+        _check_rule_of_cloud(topology, method, per_round)
+    weights = initial_weights(trainable(job.model), job.unsent, job.layout, job.partition.clients)
+    state = job.algorithm.init_server_state(weights)
+    for part, tensors in state.items():
+        if not all(value.is_floating_point() for value in tensors.values()):
+            raise FedskewError(
+                f"{method}: the server keeps counts ({part}), which have no mean over edges: leave hierarchical out"
+            )
+    size = topology.edges * (size_in_bytes({"": dict(weights)}) + size_in_bytes(state)) / 2**30
+    if size > SERVER_MEMORY:
+        raise FedskewError(
+            f"{method}: {topology.edges} edges have models of {size:.1f} GiB, and at most {SERVER_MEMORY} are "
+            "allowed: use fewer edges or a smaller model"
+        )
+
+
+def _check_adaptation(job: Job) -> None:
+    """Raise an error if clients are to adapt a model on their rows, and have none of their own."""
+    if job.algorithm.adaptation is None:
+        return
+    if "pooled_rows" in job.algorithm.requires:
+        raise FedskewError(
+            f"{job.algorithm.label()}: all rows are in one place, so that no client can adapt the model on its own: "
+            "leave the addition out"
+        )
+    # Raises an error for a part that the model does not have
+    job.algorithm.adaptation.method.trainable(job.layout, 0, 1)
 
 
 def check_private(job: Job, settings: Settings, fleet: Fleet, payload: Tree) -> None:
@@ -235,6 +440,23 @@ def check_private(job: Job, settings: Settings, fleet: Fleet, payload: Tree) -> 
         raise FedskewError(
             f"{method}: clients send {', '.join(others)} beside their update, to which neither clipping nor noise "
             "applies: use another method"
+        )
+
+
+def check_drawn(algorithm: Algorithm, trained_on: Partition) -> None:
+    """Raise an error for noise of each client's own, where many are drawn to be the same one."""
+    if "secret_noise" in algorithm.requires and trained_on.distinct is not trained_on:
+        raise FedskewError(
+            f"{algorithm.label()}: clients that are drawn from a few would have the same noise: leave epsilon out"
+        )
+
+
+def check_fleet(algorithm: Algorithm, fleet: Fleet) -> None:
+    """Raise an error if the server is to go on when enough clients have answered, and the method has other rounds."""
+    if fleet.enough < 1 and type(algorithm.topology(0)) is not Parallel:
+        raise FedskewError(
+            f"fleet: enough={fleet.enough:g} is for rounds in which a server waits for clients that train apart, and "
+            f"{algorithm.label()} has others: leave it out"
         )
 
 

@@ -1,6 +1,6 @@
 """Rows of clients, on which the models that clients use are scored: which clients, and the mean over them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.partition import Partition
-from fedskew.server.evaluated_rows import EvaluatedRows, OwnModel, Score
+from fedskew.server.evaluated_rows import EvaluatedRows, Found, OwnModel, Score
 
 FINAL_TESTED = 200  # clients whose own models are evaluated on the whole test set
 FINAL_CLIENTS = 10_000  # clients evaluated on their own rows
@@ -89,15 +89,18 @@ class ClientRows:
     def _each(self, state: Tensors | None, own: OwnModel | None, metric: str) -> Floats:
         """Return a metric of the models of clients at even steps; NaN for those without rows."""
         values = []
-        for client in self.clients[at_even_steps(len(self.clients))].tolist():
-            model = state
-            if own:
-                model = own(client)
-            assert model is not None
-            value = float("nan")
-            mine = self.split.of(client)
-            if len(mine):
-                found = self.rows.found(model, mine)
-                value = self.rows.task.evaluate(*found.arrays(), [metric])[metric]
-            values.append(value)
+        clients = self.clients[at_even_steps(len(self.clients))].tolist()
+        for found in self.found(state, own, clients):
+            values.append(self.rows.task.evaluate(*found.arrays(), [metric])[metric])
         return np.array(values, dtype=np.float64)
+
+    def found(
+        self, state: Tensors | None, own: OwnModel | None, clients: Sequence[int]
+    ) -> Iterator[Found]:
+        """Yield what the model that each of these clients uses makes of its rows."""
+        if own is None:
+            assert state is not None
+            yield from self.rows.found_each(state, list(map(self.split.of, clients)))
+            return
+        for client in clients:
+            yield self.rows.found(own(client), self.split.of(client))

@@ -12,11 +12,12 @@ from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.server.clients import Clients
 from fedskew.server.evaluated_rows import OwnModel, Score, own_columns
 from fedskew.server.evaluation import RoundModels, RoundScores
 from fedskew.server.final_evaluation import FinalClients
+from fedskew.server.rows_of_clients import scored_clients
 from fedskew.server.trained_models import TrainedModels, evaluation_due
 from fedskew.tasks.thresholds import Threshold
 from fedskew.topology.client_table import ClientTable, Column, Row
@@ -67,11 +68,15 @@ class Scorer:
             return self.state.model()
         return None
 
-    def own(self) -> OwnModel | None:
-        """Return what finds the model that a client uses, or None if all use the global one."""
+    def own(self, needed: Ints) -> OwnModel | None:
+        """Return what finds the models that these clients use, or None if all use the global one."""
         if self.personalised:
-            return self.clients.model
+            return self.clients.models(needed)
         return None
+
+    def _scored(self) -> Ints:
+        """Return the clients whose models are scored on their own rows, at the end or where they hold rows out."""
+        return scored_clients(self.fed.clients, self.context.settings.seed)
 
     # -- after a round -------------------------------------------------------------------------------------------------
 
@@ -92,8 +97,11 @@ class Scorer:
         trained = self.trained.take()
         scores = None
         if evaluation_due(self.context.settings, round):
+            needed = invited
+            if self.evaluator.client_parts:
+                needed = np.union1d(invited, self._scored())
             scores = self.evaluator.evaluate(
-                RoundModels(self.common(), self.own(), invited, self._own_rows(), trained)
+                RoundModels(self.common(), self.own(needed), invited, self._own_rows(), trained)
             )
         columns |= self._own_columns(columns, invited, scores)
         if self.context.settings.test_trained:
@@ -252,7 +260,7 @@ class Scorer:
 
     def final_clients(self) -> FinalClients:
         """Return one row for each client with the scores of its final model, and their confusion matrix."""
-        final = self.evaluator.final(self.common(), self.own())
+        final = self.evaluator.final(self.common(), self.own(self._scored()))
         if not self.fed.named:
             return final
         names = self.fed.client_names

@@ -8,6 +8,7 @@ from fedskew.core.config import Settings
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
+from fedskew.engine.before_use import Adapter
 from fedskew.engine.device import computing
 from fedskew.engine.job import STATE, Engine, Updates, fresh_client, make_job, parts
 from fedskew.engine.lr_schedule import schedules
@@ -19,8 +20,12 @@ from fedskew.server.evaluated_rows import Score
 from fedskew.server.final_evaluation import FinalClients
 from fedskew.server.head_calibration import HeadCalibration
 from fedskew.server.label_holders import LabelHolders
+from fedskew.server.models_in_use import adaptation_seconds
 from fedskew.server.refusals import (
     check_all,
+    check_buffers_of_models,
+    check_drawn,
+    check_fleet,
     check_private,
     check_thresholds,
     clients_per_round,
@@ -44,14 +49,18 @@ from fedskew.topology.context import RoundContext
 from fedskew.topology.outcome import RoundOutcome
 from fedskew.topology.parallel import Invited, ParallelRounds
 from fedskew.topology.participation import Participation
-from fedskew.topology.payload import sample_payload
+from fedskew.topology.payload import models_compared, sample_payload
 from fedskew.topology.run_state import RunState, group_of, grouped
 
 _PARTICIPATION, _TOPOLOGY = "participation", "topology"  # groups of names in a checkpoint
 
 
 class Server:
-    """One run in memory; ``advance`` runs one round. ``make_clients`` says where the clients are."""
+    """One run in memory; ``advance`` runs one round.
+
+    ``make_clients`` says where the clients are. Without ``trains`` no round will be run: then what only rounds need
+    is not checked, and no client is hostile.
+    """
 
     def __init__(
         self,
@@ -62,6 +71,7 @@ class Server:
         engine: Engine | None = None,
         task: Task | None = None,
         make_clients: MakeClients = LocalClients,
+        trains: bool = True,
     ) -> None:
         self.fed = fed
         self.settings = settings
@@ -71,14 +81,17 @@ class Server:
         self.trained_on = partition_to_train_on(fed, algorithm)
         self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
         self.weights = weights_of(algorithm, settings)
-        self.least = least_batch(model, self.trained_on, settings.batch_size, fed)
         task = task or resolve(BY_TARGET[fed.data.target])
-        self.rows, partition = rows_to_train_on(fed, self.trained_on, algorithm, settings.seed)
+        self.rows, partition = fed.train, self.trained_on
+        if trains:
+            self.rows, partition = rows_to_train_on(fed, partition, algorithm, settings.seed)
         classes = len(fed.data.classes)
         self.job = make_job(model, self.rows, partition, algorithm, settings, 0, task, classes)
         self.model = self.job.model
+        self.least = least_batch(self.model, self.trained_on, settings.batch_size, fed)
         self.device = self.job.x.device
-        check_all(self.job, settings, self.per_round)
+        if trains:
+            check_all(self.job, settings, self.per_round)
         self.headline = task.headline(settings.metric)
         self.engine = divided(engine or make_engine(settings), self.job, self.weights, settings)
         self.threads = settings.threads or useful_threads(self.job, settings, self.per_round)
@@ -88,7 +101,13 @@ class Server:
         fresh = fresh_client(self.job)
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.participation = Participation(
-            algorithm, settings, fed, self.trained_on, machines, self.least
+            algorithm,
+            settings,
+            fed,
+            self.trained_on,
+            machines,
+            self.least,
+            models_compared(algorithm, self.state),
         )
         context = RoundContext(
             job=self.job,
@@ -106,8 +125,12 @@ class Server:
         self.labels = LabelHolders(fed, context, self.state)
         trained = TrainedModels(settings, self.state)
         self.rounds = rounds_of(context, self.state, self.clients, self.labels, trained)
-        if isinstance(self.rounds, ParallelRounds):
-            check_private(self.job, settings, machines, sample_payload(context, self.state))
+        if trains:
+            check_buffers_of_models(self.job, self.state.server_state)
+            check_fleet(algorithm, machines)
+            check_drawn(algorithm, self.trained_on)
+            if isinstance(self.rounds, ParallelRounds):
+                check_private(self.job, settings, machines, sample_payload(context, self.state))
         # The protocol for secret labels is slow, and a resumed run has its result in the checkpoint: it is run later
         if not self.job.secure:
             self.labels.find()
@@ -152,7 +175,7 @@ class Server:
 
         They may then be trained together with those of other runs, and ``complete`` ends the round.
         """
-        if type(self.rounds) is not ParallelRounds:
+        if not (isinstance(self.rounds, ParallelRounds) and self.rounds.in_halves):
             return None
         with computing(self.threads):
             return self.rounds.invite(self._lr())
@@ -193,6 +216,15 @@ class Server:
         """Replace the head after the last round, if the method calibrates; returns the scores and the cost."""
         with computing(self.threads):
             return self.calibration.finish()
+
+    def adaptation_cost(self) -> Row:
+        """Return how long the slowest client takes to adapt the model before one use, where clients do that."""
+        adaptation = self.algorithm.adaptation
+        if adaptation is None:
+            return {}
+        adapter = Adapter(self.engine, self.job, adaptation, self.settings)
+        seconds = adaptation_seconds(adapter, self.participation.fleet, self.round)
+        return {"adaptation_simulated_seconds": float(seconds.max())}
 
     def confusion(self) -> Ints | None:
         """Return the confusion matrix of the global model on the test rows, or None without test rows or classes."""

@@ -1,7 +1,7 @@
 """The parts of a server that follow from its settings: the rows that are trained on, the engine, threads, rounds."""
 
 from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.algorithms.topologies import Buffered, Scheduled
+from fedskew.algorithms.topologies import Buffered, EdgeServers, Graph, Scheduled
 from fedskew.core.config import Settings
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
@@ -17,6 +17,9 @@ from fedskew.server.refusals import trains_single_samples
 from fedskew.server.trained_models import TrainedModels
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.context import RoundContext
+from fedskew.topology.edge_rounds import HierarchicalRounds
+from fedskew.topology.graph import GraphRounds
+from fedskew.topology.mixed import MixedRounds
 from fedskew.topology.parallel import ParallelRounds
 from fedskew.topology.run_state import RunState
 from fedskew.topology.scheduled_rounds import ScheduledRounds
@@ -77,11 +80,20 @@ def rounds_of(
     clients: Clients,
     labels: LabelHolders,
     trained: TrainedModels,
-) -> ParallelRounds | ScheduledRounds:
+) -> ParallelRounds | ScheduledRounds | MixedRounds:
     """Return what runs the rounds of the method's topology."""
     topology = context.algorithm.topology(0)
+    if context.algorithm.mixes_rounds:
+        return MixedRounds(
+            ScheduledRounds(context, state, labels.holdings),
+            ParallelRounds(context, state, clients, trained.observe),
+        )
     if isinstance(topology, Scheduled):
         return ScheduledRounds(context, state, labels.holdings)
     if isinstance(topology, Buffered):
         return BufferedRounds(context, state, clients, trained.observe, topology.buffer_size)
+    if isinstance(topology, Graph):
+        return GraphRounds(context, state, clients, trained.observe)
+    if isinstance(topology, EdgeServers):
+        return HierarchicalRounds(context, state, clients, trained.observe, topology)
     return ParallelRounds(context, state, clients, trained.observe)
