@@ -250,7 +250,7 @@ def test_dates_of_new_rows_become_days(tmp_path: Path) -> None:
     german = pd.to_datetime(days).dt.strftime("%d.%m.%Y")
     found, expected = run.predict(frame.assign(seen=german)), run.predict(frame)
     pd.testing.assert_frame_equal(found, expected)
-    with pytest.raises(FedskewError, match="column 'seen' holds a value that is no date"):
+    with pytest.raises(FedskewError, match="column 'seen' holds a value that is not a date"):
         run.predict(frame.assign(seen="soon"))
 
 

@@ -145,3 +145,32 @@ def test_a_class_that_is_not_registered_and_leaves_the_rule_alone_is_not_needed(
     opened = fs.open_run(tmp_path / "run")
     rows = pixels(fed, 1)
     assert opened.predict(rows, client=1).equals(run.predict(rows, client=1))
+
+
+@pytest.mark.parametrize("spec", ["apfl", "fedala", "fedrod", "fedproto"])
+def test_a_folder_has_the_models_of_shipped_methods(fed: fs.Federation, tmp_path: Path, spec: str):
+    """Check clients that took part, and those that never did."""
+    settings = {"lr": 0.1, "per_round": 2, "device": "cpu", "threads": 1}
+    run = fs.train(fed, MODEL, spec, folder=tmp_path / "a", rounds=1, **settings)
+    opened = fs.open_run(tmp_path / "a")
+    began = {line["client"] for line in run.clients.to_dict("records")}
+    assert len(began) == 2
+    for client in range(4):
+        found = opened.model_of(client).state_dict()
+        for name, value in run.model_of(client).state_dict().items():
+            assert torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize("method", ["fedfomo:offers=2", "fedpac", "cfl", "fedamp", "d-psgd"])
+def test_a_folder_has_the_models_that_a_server_keeps_for_each_client(
+    tmp_path: Path, method: str
+) -> None:
+    fed = fs.split(fs.load("digits"), "classes:k=3", 5, seed=0)
+    settings = {"rounds": 2, "lr": 0.1, "per_round": 3, "device": "cpu"}
+    run = fs.train(fed, MODEL, method, folder=tmp_path / "run", **settings)
+    opened = fs.open_run(tmp_path / "run")
+    for client in range(5):
+        expected = run.server.client_model(client)
+        found = opened.model_of(client).state_dict()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value)

@@ -22,7 +22,10 @@ REFUSED = {  # methods that take no model with BatchNorm, and why
     "stratify-hybrid": SINGLE,
     "dp": "to which neither clipping nor noise applies",
 }
-IN_PARTS = {"fedper", "fedrep", "lg-fedavg", "local"}  # with any model
+SEVERAL = ("ifca", "cfl", "fedamp", "fedfomo", "d-psgd", "gossip")  # models, not one
+REFUSED |= dict.fromkeys(SEVERAL, "between different models: use norm=local")
+# With any model
+IN_PARTS = {"fedper", "fedsa-lora", "fedproto", "fedrep", "lg-fedavg", "local", "fedpac", *SEVERAL}
 IN_PARTS_WITH_BATCHNORM = {*IN_PARTS, "fedbn", "mfedbn"}
 VARIANTS = {  # method, model and setting: whether clients share a whole model
     ("fedavg", WITH_BATCHNORM, "norm=local"): False,
@@ -62,6 +65,16 @@ def rate(found: pd.DataFrame, rows: pd.DataFrame) -> float:
     return float((found["prediction"].to_numpy() == rows["level"].to_numpy()).mean())
 
 
+def with_own_models(run: fs.Run, opened: fs.Run) -> fs.Run:
+    """Return the run that predicts with the models of clients: that of the folder, unless they adapt them on rows."""
+    rows_needed = ("adapted on the client's rows", "chosen by its loss on the client's rows")
+    if run.summary.get("client_model") not in rows_needed:
+        return opened
+    with pytest.raises(FedskewError, match="the folder has no rows"):
+        opened.model_of(0)
+    return run
+
+
 def check(
     fed: fs.Federation,
     frames: dict[str, pd.DataFrame],
@@ -96,13 +109,17 @@ def check(
         for name in {*known, *run.rounds, *table} - counted:
             assert not name.startswith(("train_", "test_", "calibrated_", "backdoor_"))
         for used in (run, opened):
+            why = "share no whole one"
+            if run.server.algorithm.no_shared_model:
+                why = run.server.algorithm.no_shared_model
             with pytest.raises(
-                FedskewError, match="share no whole one: say whose to use, client= one of clinic_A"
+                FedskewError, match=f"{why}: say whose to use, client= one of clinic_A"
             ):
                 used.predict(everything)
     own = run.final_clients.set_index("name")["accuracy"]
+    used = with_own_models(run, opened)
     for name, rows in tested.items():
-        assert rate(opened.predict(rows, client=name), rows) == pytest.approx(own[name], abs=1e-12)
+        assert rate(used.predict(rows, client=name), rows) == pytest.approx(own[name], abs=1e-12)
     assert run.summary["client_accuracy_mean"] == pytest.approx(own.mean(), abs=1e-12)
     return shared
 
@@ -210,11 +227,12 @@ def test_row_by_row(
     scorer = run.server.scorer
     with monkeypatch.context() as watched:
         scored = Scored(watched)
-        scorer.evaluator.client_scores(scorer.common(), scorer.own())
+        scorer.evaluator.client_scores(scorer.common(), scorer.own(np.arange(arrays.clients)))
     accuracy = run.final_clients["accuracy"]
+    used = with_own_models(run, opened)
     for client in range(arrays.clients):
         mine = arrays.train.take(arrays.held_out.of(client))
-        predicted = opened.predict(mine.x, client=client)["prediction"].to_numpy()
+        predicted = used.predict(mine.x, client=client)["prediction"].to_numpy()
         (seen,) = scored.predictions(mine.x)
         assert (names[seen] == predicted).all()
         assert accuracy[client] == pytest.approx((predicted == names[mine.y]).mean(), abs=1e-12)

@@ -90,6 +90,19 @@ def test_rounds_to_90_percent_of_the_best_pass_over_nan_wherever_it_stands(place
     assert found["rounds_to_90_percent_of_best_test_accuracy"] == scores.index(0.95) + 1
 
 
+def test_the_slowest_third_and_who_has_no_weight() -> None:
+    times = {0: 1.0, 1: 9.0, 2: 2.0, 3: 3.0, 4: 8.0, 5: 1.0}
+    shares = {0: 0.4, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.0, 5: 0.0}
+    lines = []
+    for client, weight in shares.items():
+        line = {"client": client, "weight": weight, "training_seconds": times[client]}
+        lines += [line, {**line, "weight": weight / 2, "training_seconds": 0.5}]
+    found = summarise([round_of(1, 0.5)], lines, final(1.0), 6, False)
+    assert found["weight_share_of_slowest_third"] == pytest.approx(0.1)  # clients 1 and 4
+    assert found["clients_without_weight"] == 2
+    assert found["training_seconds_of_a_client"] == pytest.approx((24 + 6 * 0.5) / 6)
+
+
 def test_late_oscillation_is_over_the_last_15_rounds() -> None:
     late = [0.8 + 0.01 * (n % 4) for n in range(15)]
     rounds = [round_of(n + 1, a) for n, a in enumerate([0.1, 0.2, 0.3, *late])]
@@ -97,6 +110,10 @@ def test_late_oscillation_is_over_the_last_15_rounds() -> None:
     assert found["test_accuracy_std_of_last_15_rounds"] == pytest.approx(
         statistics.stdev(late), abs=1e-15
     )
+    assert found["test_loss_std_of_last_15_rounds"] == pytest.approx(
+        statistics.stdev(late), abs=1e-15
+    )
+    assert "train_loss_std_of_last_15_rounds" not in found
     short = summarise(rounds[:2], weights({0: 1.0}), final(1.0), 1, False)
     assert short["test_accuracy_std_of_last_15_rounds"] is None
 

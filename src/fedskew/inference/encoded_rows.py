@@ -34,7 +34,7 @@ def refuse_encoded(name: str, pipeline: Pipeline, data: Any) -> None:
     Features have mean 0 and deviation 1 over the training rows. Every column is compared with that, and with mean and
     deviation of the training rows, by the likelihood of a normal distribution. All columns must fit features better,
     by ``NATS`` on average and a million to one together, and all numbers must fit a standard normal distribution to
-    one nat. A column of whole numbers is no feature. Nothing is said where the two scales are near each other.
+    one nat. A column of whole numbers is not a feature. Nothing is said where the two scales are near each other.
     """
     if isinstance(pipeline, Schema):
         columns = _of_table(pipeline, data)

@@ -35,6 +35,7 @@ from fedskew.inference.prediction import (
     warn_of_class_weights,
 )
 from fedskew.models.parameters import trainable
+from fedskew.models.tokens import takes_tokens
 from fedskew.tasks.task import BuiltIn, Task
 
 Format: TypeAlias = Literal["torch", "onnx"]
@@ -73,6 +74,8 @@ def export_model(
     pipeline, task = run.pipeline, run.task
     model = run.model_in_use(client).cpu().eval()
     program = _program(pipeline, model, task)
+    if not isinstance(pipeline, Schema) and takes_tokens(model, torch.zeros(2, *pipeline.shape)):
+        program.dtype = torch.int64
     if program.logits:
         warn_of_class_weights(task, stacklevel=3)
     described = {
@@ -90,7 +93,12 @@ def export_model(
     else:
         write = _onnx_program
     content, call = write(program, described)
-    difference = max(_difference(call, pipeline, model, task, rows, run.threads) for rows in ROWS)
+    tokens = program.dtype == torch.int64
+    differences = []
+    for rows in ROWS:
+        made = _made_rows(pipeline, rows, tokens)
+        differences.append(_difference(call, made, model, task, run.threads))
+    difference = max(differences)
     if not difference <= TOLERANCE:
         raise FedskewError(
             f"the {format} program differs from the model by {difference:g}: nothing was written"
@@ -388,10 +396,10 @@ def _cannot(format: Format, program: _Program, problem: Exception) -> FedskewErr
 
 
 def _difference(
-    call: Call, pipeline: Pipeline, model: nn.Module, task: Task, rows: int, threads: int
+    call: Call, made: tuple[list[Tensor], Features], model: nn.Module, task: Task, threads: int
 ) -> float:
     """Return the largest difference between the program and the model, preprocessing included, on made rows."""
-    inputs, x = _made_rows(pipeline, rows)
+    inputs, x = made
     outputs = outputs_of(model, x, threads)
     if _gives_logits(task):
         outputs = probabilities(task, outputs)
@@ -402,8 +410,8 @@ def _difference(
     return float(np.abs(of_program - of_model).max() / max(1.0, np.abs(of_model).max()))
 
 
-def _made_rows(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
-    """Return made rows as the inputs of the program, and as features of the model."""
+def _made_rows(pipeline: Pipeline, rows: int, tokens: bool) -> tuple[list[Tensor], Features]:
+    """Return made rows as the inputs of the program, and as features of the model; tokens are 0 and 1."""
     draw = Stream(0, "export check", rows).generator()
     if not isinstance(pipeline, Schema):
         offset = np.array(pipeline.offset)
@@ -412,6 +420,8 @@ def _made_rows(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
         scaled = draw.normal(size=(rows, *pipeline.shape))
         x = scaled / factor.reshape(along) + offset.reshape(along)
         single = x.astype(np.float32)
+        if tokens:
+            single = (scaled > 0).astype(np.float32)
         return [torch.from_numpy(single)], pipeline.encode(single)
     if pipeline.window:
         x = draw.normal(size=(rows, len(pipeline.features), pipeline.window)).astype(np.float32)

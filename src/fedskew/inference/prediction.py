@@ -21,6 +21,7 @@ from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
 from fedskew.inference.encoded_rows import refuse_encoded
 from fedskew.models.parameters import trainable
+from fedskew.models.tokens import as_input
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold
 
@@ -225,7 +226,7 @@ def _read_table_rows(path: Path, schema: Schema, written: CsvFormat) -> "pd.Data
 def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
     """Return the outputs of a model for all rows, computed on the CPU exactly as the evaluation of a run does."""
     model = model.cpu()
-    rows = torch.from_numpy(x).to(next(iter(trainable(model).values())).dtype)
+    rows = as_input(model, torch.from_numpy(x), next(iter(trainable(model).values())).dtype)
     if not len(rows):
         raise FedskewError("there are no rows to predict")
     state = {**trainable(model), **dict(model.named_buffers())}
@@ -252,7 +253,7 @@ def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
 
 
 def refuse_probabilities(task: Task) -> None:
-    """Raise an error for a task whose outputs are no logits."""
+    """Raise an error for a task whose outputs are not logits."""
     if task.target == "number":
         what = "predicts numbers"
     elif not isinstance(task, BuiltIn):

@@ -7,19 +7,19 @@ from typing import Any, TypeAlias
 from fedskew.core.errors import FedskewError
 from fedskew.runs.folder import Row
 from fedskew.runs.run import Run
-from fedskew.server.evaluation import CLIENT_VALIDATION
+from fedskew.server.score_names import CLIENT_VALIDATION
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 
 
 class Callback:
-    """Base class of callbacks: override what is needed; a function is a callback with ``on_round_end`` alone."""
+    """Base class of callbacks: override what you need. A function is a callback with ``on_round_end`` alone."""
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Called once before the first round, with the run's folder and the earlier rounds of a resumed run."""
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
-        """Called after every round with its rows and the number of rounds; returning True stops the run."""
+        """Called after every round with its rows and the number of rounds. Returning True stops the run."""
 
     def on_run_end(self, run: Run) -> None:
         """Called once with the finished run."""

@@ -22,20 +22,12 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.manifest import Digest, manifest
 from fedskew.core.trees import Tensors, Tree, one_client, rows_of
 from fedskew.engine.job import LOCAL
-from fedskew.runs.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    FINAL,
-    FORMAT,
-    JOURNAL,
-    MODEL,
-    SUMMARY,
-    RunFolder,
-    resume_command,
-)
+from fedskew.runs.folder import CHECKPOINTS, CONFIG, FORMAT, JOURNAL, RunFolder
+from fedskew.runs.intact_checkpoints import final_checkpoint, intact_checkpoints
 from fedskew.server.client_store import ClientStore
 from fedskew.server.clients import AWAY, OWN, PERSONAL, VERSIONS
 from fedskew.server.server import Server
+from fedskew.topology.run_state import BUFFERS, PARAMS, SERVER, group_of
 
 # Bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 PIECE = 2**25
@@ -128,19 +120,15 @@ class Checkpoints:
         Its files are verified before anything is changed. With ``force`` the last intact checkpoint is used, even if
         later ones are damaged. With ``latest`` it is the last one up to that round, if there is one.
         """
-        rounds = self.disk.checkpoints.rounds()
-        if latest is not None:
-            rounds = [round for round in rounds if round <= latest] or rounds
-        if not rounds and self.disk.finished:
-            raise FedskewError(
-                f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}"
-            )
-        if self.disk.finished:
-            rounds = [final_checkpoint(self.disk)]
-        chosen = self._choose(rounds, force)
         tables: Mapping[str, Digest] = {}
-        if chosen is not None:
-            round, tables = chosen
+        intact = intact_checkpoints(self.disk, force, latest)
+        for round, files in intact.items():
+            journal = {name: files[name] for name in files if name.startswith(f"{JOURNAL}/")}
+            self._journals[round] = set(journal)
+            self._digests |= journal
+        if intact:
+            round = next(iter(intact))
+            tables = intact[round]
             path = self.disk.checkpoints.state(round)
             flat = tensors_from_bytes(path.read_bytes())
             expected = {**server.checkpoint_without_stores(), FILES: torch.zeros(2)}
@@ -154,55 +142,6 @@ class Checkpoints:
             return
         self._remove_old()
         self.disk.cut_back(tables)
-
-    def _choose(self, rounds: list[int], force: bool) -> tuple[int, dict[str, Digest]] | None:
-        """Return the round of the checkpoint to resume from, and its files; None if there is no checkpoint.
-
-        ``rounds`` begin with the latest one.
-        """
-        problems: list[tuple[int, FedskewError]] = []
-        intact: tuple[int, dict[str, Digest]] | None = None
-        for round in rounds:
-            try:
-                files = self._verified(round)
-            except FedskewError as problem:
-                problems.append((round, problem))
-                continue
-            self._journals[round] = {name for name in files if name.startswith(f"{JOURNAL}/")}
-            self._digests |= files
-            intact = intact or (round, files)
-        if problems:
-            damaged_round, damage = problems[0]
-            if intact is None or (damaged_round > intact[0] and not force):
-                raise FedskewError(f"{damage}: {self._advice(intact)}")
-        self._digests = {
-            name: digest for name, digest in self._digests.items() if name.startswith(f"{JOURNAL}/")
-        }
-        return intact
-
-    def _verified(self, round: int) -> dict[str, Digest]:
-        """Return the files of a checkpoint, with their digests; a file that is gone or damaged is an error."""
-        path = self.disk.checkpoints.manifest(round)
-        content = self.disk.manifest(f"{CHECKPOINTS}/{path.name}")
-        files: dict[str, Digest] = content["files"]
-        state = f"{CHECKPOINTS}/{round:08d}.safetensors"
-        if content.get("round") != round or state not in files:
-            raise FedskewError(f"{path} is damaged: it is not that of round {round}")
-        for name, digest in files.items():
-            was_verified = self._digests.get(name) == digest  # with a later checkpoint
-            if not was_verified:
-                self.disk.verify({name: digest})
-        return files
-
-    def _advice(self, intact: tuple[int, dict[str, Digest]] | None) -> str:
-        if self.disk.finished:
-            return f"put it back; the finished run's result is in {SUMMARY} and {MODEL}"
-        if intact is None:
-            return f"put it back, or remove {CHECKPOINTS} to start again from the first round"
-        return (
-            f"put it back, or resume from the checkpoint of round {intact[0]}, which is intact: "
-            f"{resume_command(self.disk.path)} --force"
-        )
 
     def _read_journal(self, files: range, stores: Mapping[str, ClientStore]) -> None:
         self._files = files
@@ -243,32 +182,20 @@ class OwnPart:
     away: bool
 
 
-def final_checkpoint(disk: RunFolder) -> int:
-    """Return the round of the checkpoint with which a finished run ended.
+def server_state(disk: RunFolder) -> Tree:
+    """Return the server state of the method at the end of a finished run, from the last checkpoint."""
+    flat = tensors_from_bytes(disk.checkpoints.state(final_checkpoint(disk)).read_bytes())
+    tree: Tree = {}
+    for entry, value in group_of(flat, SERVER).items():
+        part, name = entry.split("/", 1)
+        tree.setdefault(part, {})[name] = value
+    return tree
 
-    Raise an error if it is gone or changed: the one before has older models of clients.
-    """
-    rounds = disk.checkpoints.rounds()
-    if not rounds:
-        raise FedskewError(
-            f"{disk.path / CHECKPOINTS} is gone, and with it the clients' own models"
-        )
-    recorded = disk.manifest(FINAL).get("checkpoint")
-    if recorded is None:  # a version up to 0.2.0 wrote the folder
-        if rounds[0] < disk.read_json(SUMMARY)["rounds"]:
-            raise FedskewError(
-                f"{disk.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back"
-            )
-        return rounds[0]
-    round = int(recorded["round"])
-    name = f"{CHECKPOINTS}/{round:08d}.json"
-    try:
-        disk.verify({name: Digest(recorded["size"], recorded["sha256"])})
-    except FedskewError as problem:
-        raise FedskewError(
-            f"{problem}: it names the models of clients after the last round, put it back"
-        ) from None
-    return round
+
+def global_tensors(disk: RunFolder) -> Tensors:
+    """Return weights and buffers of the global model as it was trained, at the end of a finished run."""
+    flat = tensors_from_bytes(disk.checkpoints.state(final_checkpoint(disk)).read_bytes())
+    return {**group_of(flat, PARAMS), **group_of(flat, BUFFERS)}
 
 
 def own_part(disk: RunFolder, client: int) -> OwnPart:

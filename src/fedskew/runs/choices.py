@@ -15,10 +15,10 @@ from fedskew.engine.lr_schedule import schedules
 from fedskew.fleet.machines import fleets
 from fedskew.models.build import ModelSpec
 from fedskew.models.network import models
+from fedskew.runs.recorded_config import FROM_PYTHON, from_python
 from fedskew.skew.skews import skews
 from fedskew.tasks.task import tasks
 
-FROM_PYTHON = "from-python"  # placeholder in a configuration for a Python object
 REGISTRIES: Mapping[str, Registry[Any]] = {
     "data": datasets,
     "skew": skews,
@@ -85,10 +85,3 @@ def method_as_table(algorithm: Algorithm) -> dict[str, Any] | str:
 def _described(things: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table that says of what classes or functions a Python object is; it cannot be made again from that."""
     return {"name": FROM_PYTHON, "class": " + ".join(map(place, things)), **options}
-
-
-def from_python(spec: Any) -> bool:
-    """Return whether a choice in a configuration stands for a Python object."""
-    if isinstance(spec, Mapping):
-        return bool(spec.get("name") == FROM_PYTHON)
-    return bool(spec == FROM_PYTHON)

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,26 @@ import numpy as np
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.core.config import FORMER, Experiment, Settings, read_file, to_toml
+from fedskew.core.config import FORMER, Experiment, Settings, to_toml
 from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.engine.job import training_form
 from fedskew.models.build import ModelSpec, build
+from fedskew.models.low_rank import merged
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import EarlyStopping, as_callbacks
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
-from fedskew.runs.choices import (
-    FROM_PYTHON,
-    as_table,
-    from_python,
-    method_as_table,
-    model_as_table,
-)
-from fedskew.runs.environment import check_imports, check_same, environment
+from fedskew.runs.choices import as_table, method_as_table, model_as_table
+from fedskew.runs.environment import check_same, environment
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.former_settings import as_options, recorded_options, warn_of_former
 from fedskew.runs.model_trial import try_model
+from fedskew.runs.newcomers import check_newcomers
+from fedskew.runs.recorded_config import FROM_PYTHON, from_python, settings_of
+from fedskew.runs.resume_checks import check_start
 from fedskew.runs.run import Run
 from fedskew.runs.run_sources import InMemory
 from fedskew.runs.runner import (
@@ -58,6 +57,8 @@ from fedskew.tasks.task import BY_TARGET, Task, task_for, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 
 _warned: set[str] = set()  # the warnings that this process has given
+# Registered models, with the data's shape, their outputs and their task, that this process has tried
+_tried: set[tuple[Any, ...]] = set()
 PARTITION_SETTINGS = (
     "data",
     "validation",
@@ -66,6 +67,7 @@ PARTITION_SETTINGS = (
     "split_seed",
     "client_test",
     "client_validation",
+    "unseen",
     "bins",
 )
 
@@ -90,6 +92,7 @@ def starting(
     _warn_once(data_warnings(fed))
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
+    check_newcomers(server)
     server.labels.find()  # it may refuse, so before anything is written
     tables: dict[str, list[Any]] = {on_disk.ROUNDS: [], on_disk.TIMING: []}
     with with_workers(server, config):
@@ -152,21 +155,14 @@ def resuming(
     if not disk.finished:
         lock = locked(disk.path)
     with lock:
-        began = disk.environment()
-        disk.verify_start(how.force)
-        check_imports(disk.path, began, how.force)
-        config = read_config(disk)
         given = {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task}
-        _check_given(disk, config, given)
+        began, config, settings = check_start(disk, given, how.force, how.workers)
         if fed is None:
             fed = federation_of_config(config)
         _check_rows(disk, fed, began)
         if model is None:
             model = config["model"]
-        method, settings = as_options(
-            algorithm or resolve(config["algorithm"]),
-            _settings_to_resume(disk, config, began, how.workers),
-        )
+        method, settings = as_options(algorithm or resolve(config["algorithm"]), settings)
         server, resolved = prepare(fed, model, method, settings, task, make)
         # Older versions only learnt classes, and did not record a task
         config.setdefault("task", resolved["task"])
@@ -195,49 +191,10 @@ def _finished_before(
 ) -> Run:
     """Return a run that was finished when it was resumed."""
     server.calibrate()
-    tables[on_disk.FINAL_CLIENTS] = disk.table(on_disk.FINAL_CLIENTS)
+    for name in (on_disk.FINAL_CLIENTS, on_disk.UNSEEN_CLIENTS):
+        tables[name] = disk.table(name)
     source = InMemory(server, _trained(server), tables, config, disk.path)
     return Run(disk.read_json(on_disk.SUMMARY), disk.path, source)
-
-
-def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse to resume a run without its nodes, or without the Python objects that it was made of."""
-    if given["data"] is None and (disk.path / on_disk.OF_NODES).exists():
-        raise FedskewError(
-            f"{disk.path}: its rows are with its nodes: go on with it by flwr run APP"
-        )
-    for name, part in given.items():
-        if from_python(config.get(name)) and part is None:
-            what = {"data": "fed", "skew": "fed"}.get(name, name)
-            raise FedskewError(
-                f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, "
-                f"{what}=...)"
-            )
-
-
-def _settings_to_resume(
-    disk: RunFolder, config: Mapping[str, Any], began: Row, workers: int | None
-) -> Settings:
-    """Return the settings of a run, with as many threads as it had and perhaps another number of workers."""
-    settings = settings_of(config)
-    if workers and settings.workers is None:
-        raise FedskewError(
-            f"{disk.path}: the run began without workers, which add up clients in another order: resume it without"
-        )
-    threads = settings.threads or began.get("threads")  # sums depend on how they are shared out
-    return replace(settings, workers=workers or settings.workers, threads=threads)
-
-
-def read_config(disk: RunFolder) -> dict[str, Any]:
-    """Return the configuration of a run."""
-    path = disk.path / on_disk.CONFIG
-    config = read_file(path)
-    for name in ("data", "skew", "model", "algorithm"):
-        if name not in config:
-            raise FedskewError(
-                f"{path} does not say which {name}: put the line back or start a new run"
-            )
-    return config
 
 
 def server_of(config: Mapping[str, Any]) -> Server:
@@ -250,12 +207,6 @@ def federation_of_config(config: Mapping[str, Any]) -> Federation:
     """Return the federation of a configuration that names data and skew."""
     given = {name: config[name] for name in PARTITION_SETTINGS if name in config}
     return federate(Experiment(**given))
-
-
-def settings_of(config: Mapping[str, Any]) -> Settings:
-    """Return the settings of a configuration."""
-    names = [field.name for field in fields(Settings)]
-    return Settings(**{name: config[name] for name in names if name in config})
 
 
 def prepare(
@@ -281,8 +232,13 @@ def prepare(
     task = _task(fed, settings, task)
     config_of_task = _task_as_table(task)
     task = _fitted(task, fed)
-    module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
-    try_model(module, fed, task)
+    width = task.width(len(fed.data.classes))
+    module = build(model, fed.data.shape, width, settings.seed)
+    tried = (repr(model_as_table(model)), fed.data.shape, width, repr(config_of_task))
+    if tried not in _tried:
+        try_model(training_form(module, algorithm, settings), fed, task)
+        if not from_python(model_as_table(model)) and not from_python(config_of_task):
+            _tried.add(tried)
     make = make or maker_for(settings.engine)
     server = make(fed, module, algorithm, settings, task)
     check_head(server.job)
@@ -332,7 +288,7 @@ def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
     if task is None:
         task = task_for(settings.task, target)
     if task.target != target:
-        have = {"class": "classes", "number": "numbers", "labels": "several labels a row"}
+        have = {"class": "classes", "number": "numbers", "labels": "several labels per row"}
         raise FedskewError(
             f"task {task.label()} learns {have[task.target]}, and the targets of {fed.data.name} are {have[target]}: "
             f"use task={BY_TARGET[target]}, or read the data with target={task.target}"
@@ -408,13 +364,14 @@ def _finish(
         folder = disk.path
         finished_files(disk, end.files(_weights(server)), summary)
     tables[on_disk.FINAL_CLIENTS] = end.clients
+    tables[on_disk.UNSEEN_CLIENTS] = end.newcomers
     return Run(summary, folder, InMemory(server, _trained(server), tables, config, folder))
 
 
 def _trained(server: Server) -> nn.Module:
     """Return the model with the global weights, ready to be used."""
     load_weights(server.model, server.state.model())
-    return server.model.eval()
+    return merged(server.model).eval()
 
 
 def _weights(server: Server) -> bytes:

@@ -14,10 +14,11 @@ from fedskew.data.federation import Federation
 from fedskew.engine.device import pick_device
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
-from fedskew.runs.choices import FROM_PYTHON, as_table, choose, from_python, method_as_table
-from fedskew.runs.execute import prepare, read_config, resuming, settings_of, starting
+from fedskew.runs.choices import as_table, choose, method_as_table
+from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.former_settings import as_options
+from fedskew.runs.recorded_config import FROM_PYTHON, from_python, read_config, settings_of
 from fedskew.runs.run import Run
 from fedskew.runs.runner import Resumption, Watch, run_to_end
 from fedskew.server import refusals

@@ -18,19 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.core.manifest import Digest, manifest, read_manifest
 from fedskew.core.plugins import imported
-from fedskew.core.streams import Floats, Ints
 from fedskew.core.writing import sync, write_atomically, writing
-from fedskew.data.partition import Partition
-from fedskew.topology.client_table import ClientTable
+
+if TYPE_CHECKING:  # a command that only reads a folder starts without NumPy
+    from fedskew.core.streams import Floats, Ints
+    from fedskew.data.partition import Partition
 
 Row = dict[str, Any]
 
@@ -41,6 +40,7 @@ OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, an
 PIPELINE = "pipeline.json"
 ROUNDS, CLIENTS, TIMING = "rounds.csv", "clients.csv", "timing.csv"
 FINAL_CLIENTS = "clients_final.csv"
+UNSEEN_CLIENTS = "clients_unseen.csv"  # of clients that took no part in training
 MODEL, SUMMARY, PAGE = "model.safetensors", "summary.json", "report.html"
 EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
 APP, RUN = "app", "run"  # in the folder of a deployment
@@ -91,12 +91,15 @@ def must_be_new(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Create a folder that is complete when it appears: fill the one given, which is then renamed."""
+def new_folder(path: Path, patience: float = 0.1) -> Iterator[Path]:
+    """Create a folder that is complete when it appears: fill the one given, which is then renamed.
+
+    Where another process creates it, an error comes after ``patience`` seconds, or when the folder is there.
+    """
     must_be_new(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), locked(path, path.parent / f".{path.name}.lock"):
+    with writing(path), locked(path, path.parent / f".{path.name}.lock", patience):
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
             yield part
@@ -129,7 +132,7 @@ def _finite(content: Any) -> Any:
     return content
 
 
-def matrix_to_csv(matrix: Ints, names: Sequence[str]) -> bytes:
+def matrix_to_csv(matrix: "Ints", names: Sequence[str]) -> bytes:
     """Return a confusion matrix as CSV, with the names of the classes: true ones down, predicted ones across."""
     return counts_to_csv("true/predicted", names, names, matrix)
 
@@ -140,7 +143,7 @@ def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
     return names, counts
 
 
-def counts_to_csv(corner: str, down: Sequence[str], across: Sequence[str], counts: Ints) -> bytes:
+def counts_to_csv(corner: str, down: Sequence[str], across: Sequence[str], counts: "Ints") -> bytes:
     """Return a matrix of counts as CSV, with the names of its rows and columns; ``corner`` says what both are."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -163,6 +166,8 @@ def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[in
 
 def _column_names(rows: Sequence[Row]) -> list[str]:
     """Return the names of the columns, which all rows share."""
+    from fedskew.topology.client_table import ClientTable
+
     if isinstance(rows, ClientTable):
         return list(rows.columns)
     return list(rows[0])
@@ -170,6 +175,8 @@ def _column_names(rows: Sequence[Row]) -> list[str]:
 
 def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     """Return rows as CSV; all have the same columns."""
+    from fedskew.topology.client_table import ClientTable
+
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=_column_names(rows), lineterminator="\n")
     if header:
@@ -256,7 +263,7 @@ class RunFolder:
         path: Path,
         config: str,
         environment: Mapping[str, Any],
-        partition: Partition,
+        partition: "Partition",
         pipeline: Mapping[str, Any] | None = None,
         nodes: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
@@ -390,8 +397,10 @@ class RunFolder:
         with reading(path), path.open(encoding="utf-8", newline="") as file:
             return next(csv.reader(file))
 
-    def columns(self, name: str, columns: Sequence[str]) -> dict[str, Floats]:
+    def columns(self, name: str, columns: Sequence[str]) -> "dict[str, Floats]":
         """Return columns of numbers, NaN where a cell is empty; faster than rows."""
+        import numpy as np
+
         path = self.path / name
         places = [self.header(name).index(column) for column in columns]
         parts: list[Floats] = [np.zeros((0, len(places)))]

@@ -3,7 +3,7 @@
 from collections.abc import Container
 from typing import Any, Literal, TypeAlias
 
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.server.server import Server
 
 Goal: TypeAlias = Literal["shared", "own"]

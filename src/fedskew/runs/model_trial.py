@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fedskew.core.errors import FedskewError
 from fedskew.data.federation import Federation
 from fedskew.models.parameters import trainable
+from fedskew.models.tokens import as_input
 from fedskew.tasks.task import Task
 
 _ROWS = 8  # that are tried
@@ -16,7 +17,7 @@ _ROWS = 8  # that are tried
 def try_model(module: nn.Module, fed: Federation, task: Task) -> None:
     """Raise an error for a model that cannot answer the rows of the data, or cannot learn from them."""
     dtype = next(iter(trainable(module).values())).dtype
-    rows = torch.from_numpy(fed.train.x[:_ROWS].copy()).to(dtype)
+    rows = as_input(module, torch.from_numpy(fed.train.x[:_ROWS].copy()), dtype)
     y = torch.from_numpy(fed.train.y[: len(rows)].copy())
     if y.is_floating_point():
         y = y.to(dtype)

@@ -17,7 +17,7 @@ from fedskew.core.trees import Tensors
 from fedskew.data.federation import MOST_LISTED
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Pipeline
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.inference.encoded_rows import refuse_rows_of
 from fedskew.inference.prediction import predict
 from fedskew.models.parameters import load_weights
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def server(self) -> Server:
-        """Return the server that has trained; a run that was opened from its folder has none."""
+        """Return the server that has trained. A run that was opened from its folder has none."""
         return self._source.server
 
     @cached_property
@@ -81,6 +81,11 @@ class Run:
     def final_clients(self) -> "pd.DataFrame":
         """Return one row per client about its model at the end."""
         return self._frame(on_disk.FINAL_CLIENTS)
+
+    @cached_property
+    def unseen_clients(self) -> "pd.DataFrame":
+        """Return one row per client that took no part in training, with the scores of the models it could use."""
+        return self._frame(on_disk.UNSEEN_CLIENTS)
 
     def _frame(self, table: str) -> "pd.DataFrame":
         import pandas as pd
@@ -219,12 +224,12 @@ def open_run(folder: "list[str | os.PathLike[str]]") -> "pd.DataFrame": ...
 def open_run(
     folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]",
 ) -> "Run | pd.DataFrame":
-    """Read a finished run: tables, summary, configuration, partition and model; of several runs one table.
+    """Read a finished run: tables, summary, configuration, partition and model. Several folders give one table.
 
     Files are verified where the folder has checksums (from format 2 on).
 
     Args:
-        folder: the run folder; or several, and then the summaries are returned as the rows of a data frame
+        folder: the run folder, or several, whose summaries are then returned as the rows of a data frame
     """
     if isinstance(folder, (str, os.PathLike)):
         return _verified(Path(folder))

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import nn
@@ -23,18 +24,29 @@ from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree
+from fedskew.core.trees import Tensors, Tree, one_client
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Pipeline, pipeline_from
-from fedskew.engine.job import LOCAL, STATE, WHOLE, model_in_use, prefixed, shared_model
+from fedskew.engine.job import (
+    ANSWER,
+    LOCAL,
+    STATE,
+    initial_weights,
+    model_in_use,
+    prefixed,
+    shared_model,
+    training_form,
+)
+from fedskew.engine.sharing import WHOLE
 from fedskew.models.build import build
 from fedskew.models.layout import layout
+from fedskew.models.low_rank import plain_weights
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
-from fedskew.runs.checkpoint import OwnPart, own_part
-from fedskew.runs.choices import from_python
+from fedskew.runs.checkpoint import OwnPart, global_tensors, own_part, server_state
 from fedskew.runs.folder import FORMAT, Row, RunFolder
-from fedskew.runs.summary import CLIENT_MODEL, SHARED_MODEL
+from fedskew.runs.recorded_config import from_python, settings_of
+from fedskew.runs.summary_reading import ADAPTED, CHOSEN_BY_LOSS, CLIENT_MODEL, SHARED_MODEL
 from fedskew.server.clients import models_away
 from fedskew.server.server import Server
 from fedskew.tasks.task import Task, resolve
@@ -120,7 +132,7 @@ class InMemory:
         """Return the weights of a client's own model; None where it uses the global one."""
         if not self.personalised:
             return None
-        return self.server.client_model(client)
+        return plain_weights(self.server.model, self.server.client_model(client))
 
     @property
     def threshold(self) -> Threshold | None:
@@ -235,10 +247,16 @@ class OnDisk:
         load_weights(model, self.weights)
         return model.eval()
 
-    def _initial_model(self, seed: int) -> nn.Module:
-        """Return a model with the initial weights of a seed, in the precision of the trained ones."""
+    def _initial_model(self, seed: int, adapted: bool = False) -> nn.Module:
+        """Return a model with the initial weights of a seed, in the precision of the trained ones.
+
+        With ``adapted`` it is as it was trained, with the method's adapters.
+        """
         facts = self._environment
         model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=seed)
+        if adapted and self._is_adapted:
+            method = resolve_method(self.config["algorithm"])
+            model = training_form(model, method, settings_of(self.config))
         precisions = (value.dtype for value in self.weights.values() if value.is_floating_point())
         return model.to(next(precisions))
 
@@ -266,6 +284,12 @@ class OnDisk:
 
     def own_weights(self, client: int) -> Tensors | None:
         """Return the weights of a client's own model; None where it uses the global one."""
+        made = self.summary.get(CLIENT_MODEL)
+        if made in (ADAPTED, CHOSEN_BY_LOSS):
+            raise FedskewError(
+                f"{self.disk.path}: the model that a client uses is {made}, and the folder has no rows: predict with "
+                "what fedskew.resume(folder) returns"
+            )
         part = own_part(self.disk, client)
         if not part.names and CLIENT_MODEL not in self.summary:
             return None
@@ -274,7 +298,19 @@ class OnDisk:
         kept = part.kept
         if kept is None:  # it never took part
             kept = self._kept_at_first(part)
-        return model_in_use(self._method, self.weights, kept)
+        if "answer_in_use" in self._method.requires:
+            answer = self._method.answer(server_state(self.disk), np.array([client]))
+            kept |= prefixed(one_client(answer), ANSWER)
+        if not self._is_adapted:
+            return model_in_use(self._method, self.weights, kept)
+        own = model_in_use(self._method, global_tensors(self.disk), kept)
+        return plain_weights(self._initial_model(self.config["seed"], adapted=True), own)
+
+    @cached_property
+    def _is_adapted(self) -> bool:
+        """Return whether the model had adapters while it was trained; the folder has it without them."""
+        spec = self.config["algorithm"]
+        return not from_python(spec) and resolve_method(spec).adapters is not None
 
     @cached_property
     def _method(self) -> Algorithm:
@@ -291,16 +327,17 @@ class OnDisk:
 
     def _kept_at_first(self, part: OwnPart) -> Tree:
         """Return what a client keeps before its first round; ``part`` is what one of the run keeps."""
-        model = self._initial_model(self.config["seed"])
+        model = self._initial_model(self.config["seed"], adapted=True)
         method = self._method
-        unsent = part.names | method.batchnorm.frozen_names(layout(model))
-        sent: Tensors = {}
+        names = layout(model)
+        unsent = part.names | method.batchnorm.frozen_names(names)
+        weights: Tensors = {}
         for name, value in trainable(model).items():
-            if name not in unsent:
-                sent[name] = value.detach()
+            weights[name] = value.detach()
         if part.personal and method.personal_method is not None:
             method = method.personal_method
-        kept = prefixed(method.init_client_state(sent), STATE)
+        initial = initial_weights(weights, unsent, names)
+        kept = prefixed(method.init_client_state(initial), STATE)
         if part.names:
             kept[LOCAL] = {}
         for name, value in _weights_of(model).items():

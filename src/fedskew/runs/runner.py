@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
-from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.errors import BudgetSpentError, FedskewError, Interrupted
 from fedskew.core.manifest import Digest, manifest
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback, CallbackSpec
@@ -24,7 +24,9 @@ Result = TypeVar("Result")
 
 SHARE = 0.01  # of a run's time: what checkpoints take if checkpoint_every is not given
 # Signals after which a run ends its round, with their exit codes
-STOPS = {"SIGTERM": 143, "SIGHUP": 129}
+_SIGNALS = {"SIGTERM": 143, "SIGHUP": 129}
+BUDGET = "budget"  # stands for a signal when the time of a study is up
+STOPS = {**_SIGNALS, BUDGET: BudgetSpentError.code}
 GRACE = 5.0  # seconds that a round has to end after such a signal; then it is lost
 
 
@@ -226,12 +228,38 @@ class _Stop(KeyboardInterrupt):
         self.code = STOPS[name]
 
 
+class Signals(list[str]):
+    """The names of the signals that have come; while they are held back, new ones wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[str] | None = None
+
+    def append(self, name: str) -> None:
+        """Note a signal, now or when it is no longer held back."""
+        if self._waiting is None:
+            super().append(name)
+        else:
+            self._waiting.append(name)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let all who read the list in this block read the same."""
+        self._waiting = []
+        try:
+            yield
+        finally:
+            waiting = self._waiting
+            self._waiting = None
+            self.extend(waiting)
+
+
 # The list of the outermost ``stopping``, which all inside it share; empty outside
-_came: list[list[str]] = []
+_came: list[Signals] = []
 
 
 @contextmanager
-def stopping() -> Iterator[list[str]]:
+def stopping() -> Iterator[Signals]:
     """Yield the names of the signals that should end the run; empty until one arrives. Runs side by side share it.
 
     Whoever reads the list has ``GRACE`` seconds to end the run. After that, or at the end of the block if nothing was
@@ -241,18 +269,17 @@ def stopping() -> Iterator[list[str]]:
         yield _came[0]
         return
     if threading.current_thread() is not threading.main_thread():
-        yield []  # signals can be handled only in the main thread
+        yield Signals()  # signals can be handled only in the main thread
         return
-    came: list[str] = []
-    alarm = _Alarm(came)
+    came = Signals()
+    alarm = _Alarm()
     before: dict[str, Any] = {}
 
     def note(name: str) -> None:
         came.append(name)
-        if len(came) == 1:
-            alarm.set()
+        alarm.set(name)
 
-    for name in STOPS:
+    for name in _SIGNALS:
         if hasattr(signal, name):
             before[name] = signal.signal(getattr(signal, name), lambda *_, name=name: note(name))
     _came.append(came)
@@ -267,16 +294,45 @@ def stopping() -> Iterator[list[str]]:
         raise _Stop(came[0])
 
 
+@contextmanager
+def within(seconds: float | None) -> Iterator[Signals]:
+    """End all runs inside after their round, as a signal would, when so many seconds have passed; None is for ever.
+
+    Yields what ``stopping`` yields.
+    """
+    with stopping() as came:
+        if seconds is None:
+            yield came
+            return
+        if not _came:
+            raise FedskewError(
+                "a budget needs the main thread: call compare there, or leave it out"
+            )
+        timer = threading.Timer(seconds, came.append, [BUDGET])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield came
+        finally:
+            timer.cancel()
+            timer.join()  # it may be appending just now
+            if BUDGET in came:
+                came.remove(BUDGET)
+
+
 class _Alarm:
     """Raises the first signal when its grace is over; afterwards it restores an alarm that the user had set."""
 
-    def __init__(self, came: list[str]) -> None:
-        self.came = came
+    def __init__(self) -> None:
+        self.name = ""  # of the first signal
         # Handler, seconds left and interval that the user has set
         self.before: tuple[Any, float, float] | None = None
 
-    def set(self) -> None:
-        """Begin to count."""
+    def set(self, name: str) -> None:
+        """Begin to count, at the first signal."""
+        if self.name:
+            return
+        self.name = name
         if hasattr(signal, "setitimer"):  # which Windows has not: there, a round is always ended
             handler = signal.signal(signal.SIGALRM, self._over)
             self.before = handler, *signal.setitimer(signal.ITIMER_REAL, GRACE)
@@ -290,7 +346,7 @@ class _Alarm:
             signal.setitimer(signal.ITIMER_REAL, left, interval)
 
     def _over(self, *_: Any) -> None:
-        raise _Stop(self.came[0])
+        raise _Stop(self.name)
 
 
 @contextmanager
@@ -307,9 +363,12 @@ def only_warned(what: str) -> Iterator[None]:
 
 
 def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> Iterable[Row]:
-    """Return the weights of clients in all rounds: from memory, or streamed from the folder."""
+    """Return weights and training times of clients in all rounds: from memory, or streamed from the folder."""
     if disk:
-        return disk.stream(on_disk.CLIENTS, ("client", "weight"))
+        columns = ["client", "weight"]
+        if "training_seconds" in disk.header(on_disk.CLIENTS):  # not on a sample schedule
+            columns.append("training_seconds")
+        return disk.stream(on_disk.CLIENTS, columns)
     return chain.from_iterable(tables[on_disk.CLIENTS])
 
 

@@ -15,17 +15,26 @@ import numpy as np
 from fedskew.algorithms.contract import overridden
 from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import size_in_bytes
 from fedskew.data.federation import Federation, shown_clients
-from fedskew.engine.job import WHOLE
 from fedskew.engine.stacked import Stacked
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
+from fedskew.models.parameters import frozen
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import brief
 from fedskew.runs.goals import goal_entries, usual_goal
+from fedskew.runs.newcomers import newcomer_rows, newcomer_summary
+from fedskew.runs.summary_reading import (
+    ADAPTED,
+    CHOSEN_BY_LOSS,
+    CLIENT_MODEL,
+    SHARED_MODEL,
+)
 from fedskew.server.cautions import cautions
 from fedskew.server.evaluated_rows import Score
-from fedskew.server.evaluation import CLIENT_TEST, CLIENT_VALIDATION
 from fedskew.server.final_evaluation import TEST_ROWS, one_class_rate
+from fedskew.server.models_in_use import chooses
+from fedskew.server.score_names import CLIENT_NAMES, CLIENT_TEST, NAMES
 from fedskew.server.server import Server
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.scores import class_table
@@ -34,47 +43,11 @@ from fedskew.tasks.thresholds import Threshold
 
 Row = dict[str, Any]
 
-# Whose scores the table of rounds has, and on which rows
-NAMES = {
-    "train": "global model, training rows",
-    "validation": "global model, validation rows",
-    "test": "global model, test rows",
-    "own_test": "clients' own models, test rows",
-    "trained_test": "clients' models after local training, test rows",
-    "calibrated_test": "global model with a new head, test rows",
-}
-# Likewise, where clients hold rows out: those of the models that they use, as means over the clients
-CLIENT_NAMES = {
-    CLIENT_TEST: "the models that clients use, their held-out rows",
-    CLIENT_VALIDATION: "the models that clients use, their validation rows",
-}
-SHARED_MODEL = "shared_model"  # whether clients share a whole model: ``whole``, or why they do not
-# Set where a method makes the models that clients use by a rule of its own
-CLIENT_MODEL = "client_model"
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
 FEW_ROWS = 10  # held-out rows of a class below which a score says little about it
 MOST_CLASSES = 5  # that a warning names
-_NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
 _MOST_WARNINGS = 20  # about differences between clients
 LATE_ROUNDS = 15  # over which late oscillation is measured
-
-
-def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation (n - 1) of some numbers; the deviation of a single one is None.
-
-    A deviation that the rounding of the mean explains is 0.
-
-    >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0]), mean_and_std([0.1, 0.1, 0.1])[1]
-    ((3.0, 2.0), (7.0, None), 0.0)
-    """
-    with np.errstate(invalid="ignore"):  # the deviation of numbers that are not finite is NaN
-        mean = float(np.mean(values))
-        if len(values) < 2:
-            return mean, None
-        std = float(np.std(values, ddof=1))
-    if std <= _NOISE * abs(mean):
-        return mean, 0.0
-    return mean, std
 
 
 def summarise(
@@ -98,14 +71,15 @@ def summarise(
     for which in ("best", "best_round"):
         # The best round of test rows is chosen by what it is to be judged by
         summary.pop(f"{CLIENT_TEST}_{headline.name}_{which}", None)
-    summary |= _late_oscillation(rounds, headline.name)
+    summary |= _late_oscillation(rounds, f"test_{headline.name}")
+    summary |= _late_oscillation_of_losses(rounds)
     if headline.sign > 0:
         summary |= _until_90_percent(rounds, "test", headline.name)
         summary |= _until_90_percent(rounds, "calibrated_test", headline.name)
     summary |= _over_clients(final, held_out, task, headline)
     summary |= _held_out_rows(final)
     summary |= _of_own_models(final, task)
-    summary["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
+    summary |= _over_all_rounds(clients, population)
     summary["updates"] = _total(rounds, "clients")
     for fate in ("excluded", "dropped", "late"):
         summary[f"{fate}_updates"] = _total(rounds, fate)
@@ -153,13 +127,22 @@ def _last_and_best(rounds: Sequence[Row], part: str, task: Task, headline: Headl
     return scores
 
 
-def _late_oscillation(rounds: Sequence[Row], metric: str) -> Row:
-    """The standard deviation (n - 1) of the test metric over the last rounds; None where too few were scored."""
-    late = [row[f"test_{metric}"] for row in _scored(rounds[-LATE_ROUNDS:], f"test_{metric}")]
+def _late_oscillation(rounds: Sequence[Row], column: str) -> Row:
+    """The standard deviation (n - 1) of a score over the last rounds; None where too few were scored."""
+    late = [row[column] for row in _scored(rounds[-LATE_ROUNDS:], column)]
     spread = None
     if len(late) > 2:
         spread = float(np.std(late, ddof=1))
-    return {f"test_{metric}_std_of_last_{LATE_ROUNDS}_rounds": spread}
+    return {f"{column}_std_of_last_{LATE_ROUNDS}_rounds": spread}
+
+
+def _late_oscillation_of_losses(rounds: Sequence[Row]) -> Row:
+    """The same of the losses that were scored."""
+    found: Row = {}
+    for part in ("test", "validation", "train"):
+        if _scored(rounds, f"{part}_loss"):
+            found |= _late_oscillation(rounds, f"{part}_loss")
+    return found
 
 
 def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
@@ -299,8 +282,7 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
     facts["seed"] = server.settings.seed
     facts["metric"] = server.headline.name
     facts[SHARED_MODEL] = server.job.shared_model
-    if overridden(algorithm, "client_model"):
-        facts[CLIENT_MODEL] = "made by the method"
+    facts |= _client_model(server)
     weights_of_classes = getattr(task, "class_weights", None)
     if weights_of_classes is not None:
         facts["class_weights"] = list(weights_of_classes)
@@ -315,13 +297,38 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
     for part, rate in majority_rates(fed).items():
         facts[f"{part}_majority_rate"] = rate
     facts["parameters"] = sum(value.numel() for value in server.state.params.values())
-    return facts
+    return {**facts, **_frozen(server)}
+
+
+def _frozen(server: Server) -> Row:
+    """Return how large a model is whose parameters are not all trained, by kind; empty for any other."""
+    fixed = frozen(server.job.model)
+    if not fixed:
+        return {}
+    return {
+        "frozen_parameters": sum(value.numel() for value in fixed.values()),
+        "trained_bytes": size_in_bytes({"": server.state.model()}),
+        "frozen_bytes": size_in_bytes({"": fixed}),
+    }
+
+
+def _client_model(server: Server) -> Row:
+    """Return how the model that a client uses comes about, where it is more than the shared one with its own parts."""
+    algorithm = server.algorithm
+    if algorithm.adaptation is not None:
+        return {CLIENT_MODEL: ADAPTED}
+    sent_along = algorithm.broadcast(server.state.server_state)
+    if algorithm.no_shared_model and chooses(server.job, sent_along):
+        return {CLIENT_MODEL: CHOSEN_BY_LOSS}
+    if overridden(algorithm, "client_model"):
+        return {CLIENT_MODEL: "made by the method"}
+    return {}
 
 
 def majority_rates(fed: Federation) -> dict[str, float]:
     """Return the share of the most frequent class among training and test rows: what always predicting it would score.
 
-    Empty where the targets are no classes.
+    Empty where the targets are not classes.
     """
     if fed.data.target != "class":
         return {}
@@ -337,7 +344,9 @@ def majority_rates(fed: Federation) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a server finds out after its last round: one row a client, confusion matrices, a threshold.
+    """What a server finds out after its last round: one row per client, confusion matrices, a threshold.
+
+    ``newcomers`` has one row per client that took no part in training.
 
     ``last`` are scores of the model of the last round, ``calibrated`` are scores and cost of a new head.
     """
@@ -346,6 +355,7 @@ class Ending:
     last: Row
     calibrated: Row
     clients: list[Row]
+    newcomers: list[Row]
     own_confusion: Ints | None
     confusion: Ints | None
     threshold: tuple[Threshold, dict[str, Score]] | None
@@ -361,6 +371,7 @@ class Ending:
             last,
             calibrated,
             clients,
+            newcomer_rows(server),
             own_confusion,
             server.confusion(),
             server.threshold(),
@@ -374,6 +385,8 @@ class Ending:
         for name in ("bytes_down", "bytes_up", "simulated_seconds"):
             numbers[name] += self.calibrated.get(f"calibration_{name}", 0)
         summary = {**facts(self.server, config), **numbers, **self.calibrated}
+        summary |= self.server.adaptation_cost()
+        summary |= newcomer_summary(self.newcomers, self.server.headline)
         if self.confusion is not None:
             most = int(self.confusion.sum(0).argmax())
             summary["test_one_class_rate"] = one_class_rate(self.confusion)
@@ -415,6 +428,8 @@ class Ending:
         """Return the last files of a run, with the file of its weights, by their names."""
         fed = self.server.fed
         files = {on_disk.FINAL_CLIENTS: _with_all_columns(self.clients), on_disk.MODEL: weights}
+        if self.newcomers:
+            files[on_disk.UNSEEN_CLIENTS] = _with_all_columns(self.newcomers)
         matrices = {}
         if self.confusion is not None:
             matrices["global"] = self.confusion
@@ -507,7 +522,7 @@ class HeldOutClass(NamedTuple):
 
 
 def held_out_of_each_class(fed: Federation) -> list[HeldOutClass]:
-    """Return the classes by their held-out rows, the rarest first; empty where none are, or targets are no classes."""
+    """Return the classes by their held-out rows, the rarest first; empty where none are, or targets are not classes."""
     if fed.tested_on is None or fed.data.target != "class":
         return []
     rows, split = fed.tested_on
@@ -538,28 +553,33 @@ def scarce_classes(held_out: Sequence[HeldOutClass]) -> list[str]:
     ]
 
 
-def without_shared_score(methods: Iterable[str], summaries: Iterable[Row]) -> list[str]:
-    """Return why cells of a shared model are empty: a line for methods whose clients share no whole model.
+def _over_all_rounds(clients: Iterable[Row], population: int) -> Row:
+    """How the clients shared the weight of all rounds, and how long each trained on the simulated clock."""
+    weights, slowest, work = _accumulated(clients, population)
+    found: Row = {
+        "training_seconds_of_a_client": float(work.mean()),
+        "gini_of_client_weights": float(gini(weights)),
+        "clients_without_weight": int((weights == 0).sum()),
+    }
+    if weights.any():
+        found["weight_share_of_slowest_third"] = float(weights[slowest].sum() / weights.sum())
+    return found
 
-    >>> without_shared_score(["fedavg", "fedper"], [{"shared_model": "whole"}, {"shared_model": "all keep a part"}])
-    ['There is no shared score of fedper: all keep a part.']
+
+def _accumulated(clients: Iterable[Row], population: int) -> tuple[Floats, Ints, Floats]:
+    """Return each client's sum of weights over all rounds, 0 for those never chosen, the slowest clients, and the work.
+
+    The slowest are a third of all: those whose local training took longest in any round. Work is each client's time
+    for local training in all rounds, on the simulated clock.
     """
-    by_reason: dict[str, list[str]] = {}
-    for method, row in zip(methods, summaries, strict=True):
-        reason = row.get(SHARED_MODEL, WHOLE)
-        if reason != WHOLE and method not in by_reason.setdefault(reason, []):
-            by_reason[reason].append(method)
-    lines = []
-    for reason, names in by_reason.items():
-        lines.append(f"There is no shared score of {', '.join(names)}: {reason}.")
-    return lines
-
-
-def _accumulated(
-    clients: Iterable[Row], population: int
-) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Return each client's sum of weights over all rounds, 0 for those never chosen."""
     total = np.zeros(population)
+    work = np.zeros(population)
+    longest = np.zeros(population)
     for row in clients:
-        total[row["client"]] += row["weight"]
-    return total
+        client = row["client"]
+        total[client] += row["weight"]
+        seconds = row.get("training_seconds") or 0.0
+        work[client] += seconds
+        longest[client] = max(longest[client], seconds)
+    order = np.argsort(-longest, kind="stable")
+    return total, order[: max(population // 3, 1)], work
