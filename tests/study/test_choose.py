@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedskew as fs
+from fedskew.core.units import PERCENT
 from fedskew.study.choose import Try, choose, unequal_tries
 from fedskew.study.read_comparison import comparison
 from fedskew.study.settle import plan_of
@@ -126,12 +127,21 @@ def test_page_latex_console_and_json_say_the_same(
     low, high = contrast["low"], contrast["high"]
     form = f"+.{found.digits}f"
     assert numbers == f"{contrast['difference']:{form}} ({low:{form}} to {high:{form}})"
-    for text in (console, page, markdown):
+    for text in (console, markdown):
         assert numbers in text
         assert told["verdict"] in text
         assert found.judgement.goal_said in text
         for line in told["chosen"]:
             assert line in text
+    in_points = found.in_unit(PERCENT)
+    (drawn,) = in_points.forest.rows
+    said = in_points.forest.rows[0].numbers(in_points.digits)
+    points = f"{100 * contrast['difference']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    assert [float(part) for part in re.findall(r"[+-][0-9.]+", points)] == pytest.approx(
+        [float(part) for part in re.findall(r"[+-][0-9.]+", said)], abs=0.1
+    )
+    for text in (said, " ".join(in_points.judgement.says), in_points.judgement.goal_said):
+        assert text in page
     form = f"+.{max(found.digits, 3)}f"
     in_latex = f"{contrast['difference']:{form}} ({low:{form}} to {high:{form}})"
     assert in_latex.replace("-", "$-$") in latex
@@ -248,7 +258,7 @@ def test_the_round_that_is_best_on_validation_rows(tmp_path: Path) -> None:
         ({"goal": "both"}, "unknown goal 'both'"),
         ({"score": "best"}, "unknown score 'best'"),
         ({"choose": "test"}, "unknown choose 'test'"),
-        ({"equal": -1}, "equal=-1 is no difference"),
+        ({"equal": -1}, "equal=-1 is not a difference"),
         ({"control": "scaffold"}, "unknown control 'scaffold'"),
         ({"choose_seeds": "0-1", "seeds": "1-3"}, "seed 1 is also one that methods are judged by"),
         ({"choose_seeds": "8-9", "choose": "none"}, "choose_seeds=8-9 clashes with choose=none"),

@@ -165,7 +165,7 @@ def test_a_zone_that_was_given(given: object, zone: float | None) -> None:
 
 @pytest.mark.parametrize("given", ["x", -0.1, "nan", "inf"])
 def test_a_zone_that_is_none(given: object) -> None:
-    with pytest.raises(FedskewError, match="is no difference in the metric's own unit"):
+    with pytest.raises(FedskewError, match="is not a difference in the metric's own unit"):
         checked_zone(given)
 
 

@@ -13,10 +13,11 @@ import fedskew as fs
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Together
 from fedskew.runs.checkpoint import Checkpoints
+from fedskew.runs.experiment import run_experiment
 from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
+from fedskew.study.member import read_members
 from fedskew.study.side_by_side import can_share_a_stack
-from fedskew.study.study_folder import read_members
 from fedskew.study.study_plan import members_of
 from fedskew.study.study_runs import _groups
 
@@ -157,11 +158,36 @@ def test_a_grid_of_a_composition_and_whole_numbers() -> None:
     ]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"skew": "iid", "validation": 0.1},
+        {"skew": ["iid", "classes:k=3", "iid + noise:sigma=0.5"]},
+        {"skew": ["iid + relabel", "dirichlet:alpha=0.5"]},
+    ],
+    ids=["validation", "noise", "relabel"],
+)
+def test_runs_with_other_rows_share_a_stack(
+    method: str, settings: dict[str, Any], tmp_path: Path, together: list[int]
+) -> None:
+    common: dict[str, Any] = {"algorithm": method, "model": "logreg", "clients": 4, "rounds": 2}
+    fs.compare(seeds=range(2), out=tmp_path / "group", **common, **settings)
+    members = read_members(tmp_path / "group")
+    assert together == [len(members)] * 2
+    for member in members:
+        place = tmp_path / f"alone-{member.name}"
+        run_experiment(member.experiment(), folder=place)
+        alone, group = RunFolder(place), RunFolder(tmp_path / "group" / member.name)
+        for name in ("rounds.csv", "clients.csv", "clients_final.csv"):
+            for one, other in zip(alone.table(name), group.table(name), strict=True):
+                assert one == pytest.approx(other, rel=1e-4, abs=1e-5), member.name
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         "--engine loop",
-        "--validation 0.1",
         "--algorithm fedbuff",
         "--algorithm stratify-batch",
         "--model mlp:dropout=0.5",
@@ -356,8 +382,10 @@ def test_groups_differ_in_numbers_only() -> None:
     algorithms = ["fedprox", "fedprox:mu=1", "fedprox:weights=uniform", "fedavg", "fedrep"]
     groups = _groups(members_of({}, algorithms, [0, 1]))
     assert sorted(len(group) for group in groups) == [2, 2, 2, 4]
-    many = _groups(members_of({}, ["fedavg"], range(40)))
-    assert [len(group) for group in many] == [16, 16, 8]
+    several_skews = members_of({}, ["fedavg"], [0, 1], skews=["iid", "classes:k=2"])
+    assert [len(group) for group in _groups(several_skews)] == [4]
+    many = members_of({}, ["fedavg"], range(40))
+    assert [len(group) for group in _groups(many)] == [16, 16, 8]
 
 
 def test_a_list_without_numbers_is_read_and_a_damaged_one_is_not(tmp_path: Path) -> None:

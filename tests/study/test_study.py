@@ -19,7 +19,9 @@ from fedskew.skew import federate as reading
 from fedskew.study import study_folder
 from fedskew.study.comparison_table import mean_with_std
 from fedskew.study.grid import grid_of, parse_seeds
+from fedskew.study.member import read_members
 from fedskew.study.overview import means
+from fedskew.study.partitions import Partitions
 from fedskew.study.study_plan import Plan, members_of
 
 COMMON = {"rounds": "2", "model": "logreg", "clients": "4"}
@@ -127,7 +129,7 @@ def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(
     assert fedskew(ALONE) == 0
     alone, member = RunFolder(Path("alone")), RunFolder(Path("group/fedprox-mu-1.0-s2"))
     files = {path.name for path in alone.path.iterdir()}
-    assert {path.name for path in member.path.iterdir()} == files
+    assert {path.name for path in member.path.iterdir()} == files - {"report.html"}
     for name in ("rounds.csv", "clients.csv", "clients_final.csv"):
         one, other = alone.table(name), member.table(name)
         assert len(one) == len(other) > 0
@@ -165,7 +167,7 @@ def test_data_is_read_no_more_than_needed(
 
     monkeypatch.setattr(reading, "load", counted)
     members = members_of({**COMMON, "validation": validation}, ["fedavg", "fedprox"], [0, 1])
-    study_folder.check(Plan(members))
+    study_folder.check(Plan(members), Partitions())
     assert count == reads
 
 
@@ -225,7 +227,7 @@ def test_ctrl_c_names_the_group_to_resume(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(study_folder, "check", lambda plan: plan)
+    monkeypatch.setattr(study_folder, "check", lambda plan, partitions: plan)
 
     def stop(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -296,7 +298,7 @@ def test_no_seeds(text: str) -> None:
 def test_a_damaged_list_of_runs(content: str, tmp_path: Path) -> None:
     (tmp_path / "group.json").write_text(content)
     with pytest.raises(fs.FedskewError, match=r"group\.json cannot be read"):
-        study_folder.read_members(tmp_path)
+        read_members(tmp_path)
 
 
 def test_an_empty_list_of_numbers_asks_for_numbers() -> None:

@@ -1,22 +1,173 @@
-"""Whether a claim about methods held, from numbers alone: the outcome, the reason, and the numbers in words.
+"""Whether a claim about methods held: what the judge says of its contrasts, in the words of claims.
 
-A claim is that a method is better than others, near a number, above a bound, steady over cases, or the best choice.
-Everywhere, ``digits`` are those with which a number is printed; the numbers behind a verdict have one more.
+A claim demands something of every one of its parts, and a part is a contrast of the judge: a method against a rival, a
+mean against a printed number, a case against another one. It *held* if all parts do as demanded, it is *refuted* if one
+of them does the contrary, and it is *undecided* otherwise. Numbers become verdicts only as the judge has them: better,
+equal, worse or undecided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
 
-from fedskew.study.judge import FEWEST_BLOCKS
-from fedskew.study.method_contrasts import Contrast
+from fedskew.study.judge import FEWEST_BLOCKS, VERDICTS, Contrast, Verdict
 
-_ROUNDING = 1e-9  # below which a difference is none
-Outcome = Literal[
-    "held", "not held", "points that way", "points another way", "cannot be tested here", "no results yet",
-    "chosen", "not the best",
-]  # fmt: skip
+Outcome: TypeAlias = Literal["held", "refuted", "undecided", "cannot be tested here"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+# What a claim wants of a contrast: better than its control, no worse, or within the zone
+Demand: TypeAlias = Literal["better", "no worse", "equal"]
+FEWEST_TO_REFUTE = 5  # seeds
+NOT_MEASURED = "not measured yet"  # how the reason of a claim begins that lacks runs
+_NAMED = 3  # things without runs that are named
+
+
+@dataclass(frozen=True)
+class Part:
+    """One contrast of a claim, and what the claim demands of it.
+
+    Args:
+        name: of the rival, or of what else the contrast is with
+        contrast: as the judge has it, positive where it speaks for the claim
+        demand: what the claim says of it
+        is_change: whether it is about a change, of a gap or along cases, and not about who is better
+        beside: what is said beside the interval, such as the cases in which the method is better
+        lead: by how much the claim says that the method is ahead, in words; ``contrast`` has it taken off
+        plain: the contrast without a lead, where there is one; its zone is the lead
+        is_partial: whether cases are missing from the mean, so that it cannot refute what is said of all of them
+    """
+
+    name: str
+    contrast: Contrast
+    demand: Demand = "better"
+    is_change: bool = False
+    beside: str = ""
+    lead: str = ""
+    plain: Contrast | None = None
+    is_partial: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the judge's word; where a lead is asked for, better is better by the lead.
+
+        A method that is not ahead by so much is equal or worse by the plain contrast, and undecided otherwise.
+        """
+        word = self.contrast.verdict
+        if self.plain is None or word == "better":
+            return word
+        if self.plain.verdict == "better":
+            return "undecided"
+        return self.plain.verdict
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """Return what follows for the claim."""
+        if self._is_met():
+            return "held"
+        has_enough = self.contrast.blocks >= FEWEST_TO_REFUTE and not self.is_partial
+        if self.is_contradicted and has_enough:
+            return "refuted"
+        return "undecided"
+
+    def _is_met(self) -> bool:
+        verdict = self.contrast.verdict
+        if self.demand == "better":
+            return verdict == "better"
+        if self.demand == "no worse":
+            return verdict in ("better", "equal")
+        return verdict == "equal"
+
+    @cached_property
+    def is_contradicted(self) -> bool:
+        """Return whether the numbers say the contrary, however few they are."""
+        verdict = self.contrast.verdict
+        if self.demand == "better":
+            return verdict in ("equal", "worse")
+        if self.demand == "no worse":
+            return verdict == "worse"
+        interval = self.contrast.interval
+        zone = self.contrast.rules.zone
+        if interval is None or zone is None:
+            return False
+        return interval.low > zone or interval.high < -zone
+
+    def contradiction(self) -> str:
+        """Say what the numbers say instead."""
+        if self.lead:
+            return f"not ahead of {self.name} by {self.lead}"
+        zone = self.contrast.rules.zone
+        is_equal = self.contrast.verdict == "equal"
+        if self.demand == "equal":
+            return f"{self.name}: beyond ±{zone:g}"
+        if self.is_change and is_equal:
+            return f"{self.name} stays the same within ±{zone:g}"
+        if self.is_change:
+            return f"{self.name} changes the other way"
+        if is_equal:
+            return f"equal to {self.name} within ±{zone:g}"
+        return f"worse than {self.name}"
+
+    def resolution(self, digits: int) -> str:
+        """Say how large a difference must be to be seen with these seeds."""
+        interval = self.contrast.interval
+        if interval is None:
+            return f"{self.name} {_counted(self.contrast.blocks, 'seed')}"
+        return f"{self.name} ±{interval.half_width:.{digits}f}"
+
+    def line(self, digits: int) -> str:
+        """Return the numbers in words."""
+        blocks = self.contrast.blocks
+        mean = self.contrast.mean
+        name = self.name
+        if self.lead:
+            name = f"{self.name}, beyond a lead of {self.lead}"
+        beside = ""
+        if self.beside:
+            beside = f"; {self.beside}"
+        if mean is None:
+            return f"{name}: no seed with a number of both{beside}"
+        over = _counted(blocks, "seed")
+        interval = self.contrast.interval
+        if interval is not None:
+            low, high = interval
+            over = f"interval {low:+z.{digits}f} to {high:+z.{digits}f}, {over}"
+        return f"{name}: {mean:+z.{digits}f} ({over}{beside}): {self.verdict}"
+
+
+def _counted(count: int, noun: str) -> str:
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known of a claim.
+
+    Args:
+        parts: the contrasts that there are
+        incomparable: what cannot be compared, and why: each in a few words
+        unmeasured: what has no runs yet
+        failures: lines about runs of the method that have no number
+        seeds: over how many seeds the method was run
+        beside: further lines, such as those about runs of rivals
+        digits: with which a value is printed; the numbers behind a verdict have one more
+    """
+
+    parts: Sequence[Part] = ()
+    incomparable: Sequence[str] = ()
+    unmeasured: Sequence[str] = ()
+    failures: Sequence[str] = ()
+    seeds: int = 0
+    beside: Sequence[str] = ()
+    digits: int = 1
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the numbers in words."""
+        lines = list(self.failures)
+        for part in self.parts:
+            lines.append(part.line(self.digits + 1))
+        return (*lines, *self.beside)
 
 
 @dataclass(frozen=True)
@@ -28,7 +179,140 @@ class Judged:
     lines: tuple[str, ...] = ()
 
 
-def runs_without_number(method: str, runs: int, places: Mapping[str, Sequence[str]]) -> list[str]:
+def judge_claim(findings: Findings) -> Judged:
+    """Return the outcome of a claim: refuted by one part, held if all parts are there and hold, undecided otherwise.
+
+    Runs of the method that diverged speak against it as a refutation does: with as many seeds.
+    """
+    lines = findings.lines()
+    against = _what_refutes(findings)
+    if against:
+        return Judged("refuted", against, lines)
+    if findings.incomparable:
+        return Judged("cannot be tested here", "; ".join(findings.incomparable), lines)
+    missing = _what_is_missing(findings)
+    if missing:
+        return Judged("undecided", missing, lines)
+    open_parts = _with_outcome(findings.parts, "undecided")
+    if open_parts:
+        return Judged("undecided", _why_open(open_parts, findings.digits), lines)
+    return Judged("held", lines=lines)
+
+
+def _with_outcome(parts: Sequence[Part], outcome: Outcome) -> list[Part]:
+    return [part for part in parts if part.outcome == outcome]
+
+
+def _what_refutes(findings: Findings) -> str:
+    """Say what refutes the claim: parts of it, or runs of the method that have no number; empty if nothing does."""
+    refuted = _with_outcome(findings.parts, "refuted")
+    if refuted:
+        return "; ".join(part.contradiction() for part in refuted)
+    if findings.failures and findings.seeds >= FEWEST_TO_REFUTE:
+        return findings.failures[0]
+    return ""
+
+
+def _what_is_missing(findings: Findings) -> str:
+    """Say what must be there before the claim can be judged; empty if all is."""
+    if findings.unmeasured:
+        return _not_measured(findings)
+    if findings.failures:
+        return findings.failures[0]
+    if not findings.parts:
+        return NOT_MEASURED
+    return ""
+
+
+def _not_measured(findings: Findings) -> str:
+    """Say what has no runs yet; without names where that is everything, or much."""
+    if not findings.parts or len(findings.unmeasured) > _NAMED:
+        return NOT_MEASURED
+    return f"{NOT_MEASURED}: {', '.join(findings.unmeasured)}"
+
+
+def _why_open(parts: Sequence[Part], digits: int) -> str:
+    """Say what more would be needed, and how large a difference could have been seen."""
+    too_few, few_to_refute, wide = [], [], []
+    for part in parts:
+        if part.contrast.interval is None:
+            too_few.append(part)
+        elif part.is_contradicted:
+            few_to_refute.append(part.contradiction())
+        else:
+            wide.append(part)
+    reasons = []
+    if few_to_refute:
+        needed = f"a refutation needs {FEWEST_TO_REFUTE} seeds"
+        reasons.append(f"{', '.join(few_to_refute)}, but {needed}")
+    if wide:
+        seen = f"smallest difference that could have been seen: {_resolutions(wide, digits)}"
+        reasons.append(f"{seen}{_needed(wide)}")
+    if too_few:
+        reasons.append(f"an interval needs {FEWEST_BLOCKS} seeds: {_resolutions(too_few, digits)}")
+    return "; ".join(reasons)
+
+
+def _resolutions(parts: Sequence[Part], digits: int) -> str:
+    return ", ".join(part.resolution(digits) for part in parts)
+
+
+def _needed(parts: Sequence[Part]) -> str:
+    """Return how many seeds would narrow all intervals to the zone; nothing if that cannot be said."""
+    needed = []
+    for part in parts:
+        if part.contrast.blocks_needed is None:
+            return ""
+        needed.append(part.contrast.blocks_needed)
+    return f"; about {max(needed):,} seeds for ±{parts[0].contrast.rules.zone:g}"
+
+
+# -- questions of ours, which nobody has answered before ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the judge says of every contrast of a question, why some have none, and the numbers."""
+
+    by_verdict: dict[Verdict, list[str]]
+    missing: str = ""
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = []
+        for verdict, names in self.by_verdict.items():
+            words.append(f"{verdict}: {', '.join(names)}")
+        if self.missing:
+            words.append(self.missing)
+        return "; ".join(words)
+
+
+def answer(findings: Findings) -> Answer:
+    """Return what the judge says of every contrast of a question, in its own words."""
+    by_verdict: dict[Verdict, list[str]] = {}
+    for verdict in VERDICTS:
+        names = []
+        for part in findings.parts:
+            if part.verdict == verdict:
+                names.append(_answered(part, findings.digits))
+        if names:
+            by_verdict[verdict] = names
+    missing = [*findings.incomparable, *findings.failures]
+    if findings.unmeasured or not findings.parts:
+        missing.append(_not_measured(findings))
+    return Answer(by_verdict, "; ".join(missing), findings.lines())
+
+
+def _answered(part: Part, digits: int) -> str:
+    if part.verdict == "undecided":
+        return part.resolution(digits)
+    return part.name
+
+
+# -- runs that have no number ------------------------------------------------------------------------------------------
+
+
+def runs_without_number(method: str, runs: int, places: dict[str, list[str]]) -> list[str]:
     """Return a line for every reason why runs of a method have no number; ``places`` are these runs by reason.
 
     >>> runs_without_number("new", 6, {"diverged": ["a seed 1"]})
@@ -38,228 +322,3 @@ def runs_without_number(method: str, runs: int, places: Mapping[str, Sequence[st
     for reason, where in places.items():
         lines.append(f"{method}: {reason} in {len(where)} of {runs} runs ({', '.join(where)})")
     return lines
-
-
-def judge_choice(
-    means: Mapping[str, float], chosen: str, *, lower_is_better: bool, digits: int
-) -> Judged:
-    """Return whether what was chosen has the best mean."""
-    if lower_is_better:
-        best = min(means, key=means.__getitem__)
-    else:
-        best = max(means, key=means.__getitem__)
-    lines = tuple(f"{name}: {mean:.{digits}f}" for name, mean in means.items())
-    if best == chosen:
-        return Judged("chosen", lines=lines)
-    return Judged("not the best", lines=lines)
-
-
-# -- better than others ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Superiority:
-    """The claim that a method is better than each of some rivals, and what is known of it.
-
-    Args:
-        contrasts: the method against every rival of which there may be runs
-        absent: the rivals that are left out
-        without_number: lines about the runs of the method itself that have no number
-        rivals_without_number: lines about those of the rivals
-        all_cases: whether every case of the claim is there
-        tolerance: how much worse than a rival the method may be
-        digits: with which the value is printed
-    """
-
-    contrasts: Sequence[Contrast]
-    absent: Sequence[str] = ()
-    without_number: Sequence[str] = ()
-    rivals_without_number: Sequence[str] = ()
-    all_cases: bool = True
-    tolerance: float = 0.0
-    digits: int = 1
-
-    @property
-    def compared(self) -> list[Contrast]:
-        """Return the contrasts with at least one seed."""
-        compared: list[Contrast] = []
-        for contrast in self.contrasts:
-            if contrast.differences:
-                compared.append(contrast)
-        return compared
-
-    @property
-    def incomparable(self) -> list[str]:
-        """Return the rivals that were run, but in no seed with a number of both."""
-        rivals = []
-        for contrast in self.contrasts:
-            if not contrast.differences and not contrast.unmeasured:
-                rivals.append(contrast.rival)
-        return rivals
-
-    @property
-    def complete(self) -> bool:
-        """Return whether the method was compared with all rivals, in all cases and with enough seeds."""
-        every_contrast = all(contrast.complete for contrast in self.contrasts)
-        return every_contrast and not self.absent and self.all_cases
-
-    def points_that_way(self) -> bool:
-        """Return whether every mean difference is in favour of the method."""
-        bound = _ROUNDING - self.tolerance
-        return all(fmean(contrast.differences) > bound for contrast in self.compared)
-
-    def lines(self) -> tuple[str, ...]:
-        """Return the numbers in words."""
-        lines = list(self.without_number)
-        for contrast in self.contrasts:
-            lines.append(contrast.text(self.digits + 1))
-        for rival in self.absent:
-            lines.append(f"against {rival}: left out of this version of the table")
-        return (*lines, *self.rivals_without_number)
-
-
-def judge_better(claim: Superiority) -> Judged:
-    """Return whether a method is better than each rival.
-
-    It is if the interval of every difference is on its side, and it is not if one interval is not. Where something
-    is missing, the mean differences only point in a direction.
-    """
-    lines = claim.lines()
-    if claim.without_number:
-        return Judged("not held", claim.without_number[0], lines)
-    if against := _what_speaks_against(claim):
-        return Judged("not held", against, lines)
-    ahead = claim.points_that_way()
-    if ahead and (claim.incomparable or not claim.contrasts):
-        names = ", ".join(claim.incomparable or claim.absent)
-        return Judged("cannot be tested here", f"no seed with a number of both for {names}", lines)
-    if not claim.compared:
-        return Judged("no results yet", lines=lines)
-    if claim.complete:
-        return Judged("held", lines=lines)
-    if ahead:
-        return Judged("points that way", _what_is_missing(claim), lines)
-    return Judged("points another way", _what_is_missing(claim), lines)
-
-
-def _what_speaks_against(claim: Superiority) -> str:
-    """Say against which rivals the method is worse or no better beyond noise; empty if it is better than all."""
-    beaten, undecided, ahead = [], [], []
-    for contrast in claim.contrasts:
-        if not contrast.complete:
-            continue
-        low, high = contrast.interval
-        if low > _ROUNDING - claim.tolerance:
-            beaten.append(contrast.rival)
-        elif high < -_ROUNDING - claim.tolerance:
-            ahead.append(contrast.rival)
-        else:
-            undecided.append(contrast.rival)
-    if ahead:
-        return f"reversed against {', '.join(ahead)}"
-    if not undecided:
-        return ""
-    no_difference = f"no difference beyond noise to {', '.join(undecided)}"
-    if beaten:
-        return f"mixed, better than {', '.join(beaten)}, {no_difference}"
-    return no_difference
-
-
-def _what_is_missing(claim: Superiority) -> str:
-    """Return why the mean differences only point in a direction."""
-    if any(len(contrast.differences) < FEWEST_BLOCKS for contrast in claim.compared):
-        return f"fewer than {FEWEST_BLOCKS} seeds"
-    return "not everything is measured"
-
-
-# -- the level of one method -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Level:
-    """The mean of a method in each case, and what is missing.
-
-    Args:
-        means: over seeds, by case
-        without_number: lines about the runs that have no number
-        unmeasured: the cases of the claim without a mean
-        digits: with which the value is printed
-    """
-
-    means: Mapping[str, float]
-    without_number: Sequence[str] = ()
-    unmeasured: Sequence[str] = ()
-    digits: int = 1
-
-    def lines(self) -> list[str]:
-        """Return the means in words."""
-        lines: list[str] = []
-        for case, mean in self.means.items():
-            lines.append(f"{case}: {mean:.{self.digits + 1}f}")
-        return lines
-
-
-def judge_near(level: Level, printed: Mapping[str, float], tolerance: float) -> Judged:
-    """Return whether every mean is within the tolerance of the printed number of its case."""
-    if _too_few(level, 1):
-        return _TOO_FEW
-    lines = []
-    far = 0
-    for case, line in zip(level.means, level.lines(), strict=True):
-        difference = level.means[case] - printed[case]
-        if abs(difference) > tolerance + _ROUNDING:
-            far += 1
-        paper = f"paper {printed[case]:.{level.digits}f}"
-        lines.append(f"{line}, {paper}, difference {difference:+z.{level.digits + 1}f}")
-    if far:
-        reason = f"off by more than {tolerance:g} in {far} of {len(level.means)} cases"
-        return _judge_level(level, lines, reason)
-    return _judge_level(level, lines)
-
-
-def judge_above(level: Level, bound: float) -> Judged:
-    """Return whether every mean is at least the bound."""
-    if _too_few(level, 1):
-        return _TOO_FEW
-    short = 0
-    for mean in level.means.values():
-        if mean < bound - _ROUNDING:
-            short += 1
-    if short:
-        reason = f"below {bound:g} in {short} of {len(level.means)} cases"
-        return _judge_level(level, level.lines(), reason)
-    return _judge_level(level, level.lines())
-
-
-def judge_steady(level: Level, tolerance: float) -> Judged:
-    """Return whether the best and the worst mean differ by at most the tolerance."""
-    if _too_few(level, 2):
-        return _TOO_FEW
-    spread = 0.0
-    if level.means:
-        spread = max(level.means.values()) - min(level.means.values())
-    differ = f"best and worst case differ by {spread:.{level.digits + 1}f}"
-    lines = [*level.lines(), f"{differ}, at most {tolerance:g} claimed"]
-    if spread > tolerance + _ROUNDING:
-        return _judge_level(level, lines, f"cases differ by more than {tolerance:g}")
-    return _judge_level(level, lines)
-
-
-_TOO_FEW = Judged("cannot be tested here", "too few cases that can be compared")
-
-
-def _too_few(level: Level, needed: int) -> bool:
-    """Return whether there are too few means; runs without a number are an answer nevertheless."""
-    return len(level.means) < needed and not level.without_number
-
-
-def _judge_level(level: Level, lines: Sequence[str], reason: str = "") -> Judged:
-    """Return the verdict; ``reason`` says why the means contradict the claim, and is empty if they fit it."""
-    texts = (*level.without_number, *lines)
-    if reason:
-        return Judged("not held", reason, texts)
-    if level.without_number:
-        return Judged("not held", level.without_number[0], texts)
-    if level.unmeasured:
-        return Judged("points that way", f"not measured: {', '.join(level.unmeasured)}", texts)
-    return Judged("held", lines=texts)

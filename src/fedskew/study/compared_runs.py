@@ -1,7 +1,7 @@
 """Several runs side by side: what they do not share, and their curves as means over seeds."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,16 +14,15 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, compose, parts_of
 from fedskew.core.streams import Ints
 from fedskew.core.units import SIZES, TIMES, unit_for
-from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
+from fedskew.runs.recorded_config import from_python
 from fedskew.runs.run import open_run
-from fedskew.runs.summary import mean_and_std
-from fedskew.study.member import FAILED
+from fedskew.runs.summary_reading import mean_and_std
+from fedskew.study.member import FAILED, read_members
 from fedskew.study.overview import warnings_of
 from fedskew.study.run_curves import CELLS, Columns
 from fedskew.study.run_data import RunData, name_of
 from fedskew.study.setting import Setting
-from fedskew.study.study_folder import read_members
 
 _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
@@ -31,7 +30,7 @@ _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run
 }  # fmt: skip
 # Settings of the data and the clients, which a method does not choose
 _CONDITIONS = {
-    "data", "skew", "clients", "validation", "client_test", "client_validation", "bins", "task", "fleet",
+    "data", "skew", "clients", "validation", "client_test", "client_validation", "unseen", "bins", "task", "fleet",
 }  # fmt: skip
 _TITLED = 4  # methods or data sets in a title
 _SAID = 6  # methods in the sentence about a chart
@@ -224,7 +223,7 @@ class Compared:
             for part, title in _PARTS.items():
                 name = f"{part}_{metric}"
                 if any(run.has_curve(name) for run in self.runs):
-                    found[name] = f"{title} {metric}"
+                    found[name] = f"{title} {metric.replace('_', ' ')}"
         return found
 
     def metric_of(self, column: str) -> str:
@@ -234,7 +233,7 @@ class Compared:
                 return column.removeprefix(f"{part}_")
         raise KeyError(column)
 
-    def ends(self, column: str, labels: Mapping[str, str]) -> str:
+    def ends(self, column: str, labels: Mapping[str, str], show: Callable[[float], str]) -> str:
         """Say where the curves of some labels end, the first ones if there are many."""
         ends = []
         for label, name in labels.items():
@@ -243,7 +242,7 @@ class Compared:
                 if value is not None:
                     values.append(value)
             if values:
-                ends.append(f"{name} {values[-1]:.4g}")
+                ends.append(f"{name} {show(values[-1])}")
         more = ""
         if len(ends) > _SAID:
             more = f"; and {len(ends) - _SAID} more"

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedskew.core.errors import FedskewError
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.runs.folder import Row
 from fedskew.runs.goals import Goal
-from fedskew.runs.summary import SHARED_MODEL
+from fedskew.runs.summary_reading import SHARED_MODEL
 from fedskew.study.choose import Chosen
 from fedskew.study.compared_runs import Compared
 from fedskew.study.judge import Rules

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedskew.algorithms.titles import title_of
+from fedskew.core.units import ScoreUnit
 from fedskew.plots.forest import Forest, ForestRow
 from fedskew.runs.folder import Row
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
 from fedskew.study.comparison_rows import SCORE, SHARE, ComparisonRows, Configuration
 from fedskew.study.judge import Contrast
 from fedskew.study.judgement import Judgement
 from fedskew.study.judging import SCHEMA
 from fedskew.study.study_folder import TARGET
+from fedskew.study.target_score import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,9 +98,8 @@ class Comparison:
         metric, goal = self.rows.metric, self.rows.goal
         title, meaning = _SCORES[goal]
         score = title.format(metric=metric.replace("_", " "))
-        found: dict[str, tuple[str, str, float]] = {
-            SCORE: (score, meaning.format(rows=self.rows.client_rows), 1)
-        }
+        said = meaning.format(rows=self.rows.client_rows)
+        found = {SCORE: self._in_the_unit("{metric}", (score, said, 1.0))}
         for written, (title, meaning, factor) in _COLUMNS.items():
             if _OF_GOAL.get(written, goal) != goal:
                 continue
@@ -108,11 +109,30 @@ class Comparison:
                 said = meaning.format(rows=self.rows.client_rows)
                 if key.startswith("client_") and self.rows.judging.score == "validation-best":
                     said += ", after the last round"
-                found[key] = (title, said, factor)
+                found[key] = self._in_the_unit(written, (title, said, factor))
         return found
 
+    def _in_the_unit(self, written: str, column: tuple[str, str, float]) -> tuple[str, str, float]:
+        """Return a column with title and factor of the unit, if it is one of scores."""
+        title, said, factor = column
+        if "{metric}" in written or written == "shared_score":
+            return title + self._mark_of_scores, said, self.judgement.unit.factor
+        return title, said, factor
+
+    @property
+    def _mark_of_scores(self) -> str:
+        """Return what stands after the titles of columns of scores."""
+        unit = self.judgement.unit
+        if unit.of_scores:
+            return f" ({unit.of_scores.strip()})"
+        return ""
+
+    def in_unit(self, unit: ScoreUnit) -> "Comparison":
+        """Return the same comparison, with scores and differences in tables and sentences in this unit."""
+        return replace(self, judgement=replace(self.judgement, unit=unit))
+
     def frame(self) -> "pd.DataFrame":
-        """Return one row a configuration; options, conditions, means, standard deviations and verdict are columns.
+        """Return one row per configuration; options, conditions, means, standard deviations and verdict are columns.
 
         ``attrs`` has the goal, the control, the zone, the verdicts in words, the target, why cells of a shared model
         are empty, what was chosen, and warnings.
@@ -161,7 +181,7 @@ class Comparison:
         }
 
     def records(self) -> list[Row]:
-        """Return one row a configuration as plain values."""
+        """Return one row per configuration as plain values."""
         return [self._record(one) for one in self.rows.configurations]
 
     def _record(self, one: Configuration) -> Row:
@@ -216,10 +236,14 @@ class Comparison:
         """Return the titles of the difference, if there is one control, and of the verdict."""
         if self.rows.rules.control is None:
             return [VERDICT]
-        return [f"minus {self.rows.rules.control}", VERDICT]
+        difference = f"minus {self.rows.rules.control}"
+        unit = self.judgement.unit
+        if unit.of_differences:
+            difference += f" ({unit.of_differences.strip()})"
+        return [difference, VERDICT]
 
     def texts(self) -> list[bool]:
-        """Return which columns for readers are text: method, verdict, options and conditions that are no numbers."""
+        """Return which columns for readers are text: method, verdict, options and conditions that are not numbers."""
         named = []
         for one in self.rows.configurations:
             named.append({**one.options, **one.conditions})
@@ -240,7 +264,7 @@ class Comparison:
         for value in (*one.options.values(), *one.conditions.values()):
             line.append(_spelled(value))
         line.append(_blocks(one))
-        line.append(_cell(one, SCORE, 1))
+        line.append(_cell(one, SCORE, self.judgement.unit.factor))
         others = []
         for key, (_, _, factor) in self._other_columns().items():
             others.append(_cell(one, key, factor))
@@ -253,11 +277,18 @@ class Comparison:
         contrast = self.judgement.contrast_of(one)
         if contrast is None or contrast.mean is None:
             return "–"
-        low, high = None, None
-        if contrast.interval:
-            low, high = contrast.interval
-        row = ForestRow("", "", contrast.mean, low, high, "")
+        row = ForestRow("", "", *self._differences(contrast, contrast.mean), "")
         return row.numbers(self.digits)
+
+    def _differences(
+        self, contrast: Contrast, mean: float
+    ) -> tuple[float, float | None, float | None]:
+        """Return the mean difference and the ends of its interval, in the unit of the table."""
+        factor = self.judgement.unit.factor
+        if contrast.interval is None:
+            return factor * mean, None, None
+        low, high = contrast.interval
+        return factor * mean, factor * low, factor * high
 
     @cached_property
     def digits(self) -> int:
@@ -265,7 +296,7 @@ class Comparison:
         widths = []
         for contrast in self.judgement.contrasts:
             if contrast.interval:
-                widths.append(contrast.interval.half_width)
+                widths.append(self.judgement.unit.factor * contrast.interval.half_width)
         smallest = min(widths, default=0.01)
         digits = 4
         if smallest > 0:
@@ -280,7 +311,7 @@ class Comparison:
             if contrast.verdict not in ("better", "worse") or contrast.interval is None:
                 continue
             nearest = min(abs(contrast.interval.low), abs(contrast.interval.high))
-            if float(f"{nearest:.{digits}f}") == 0:
+            if float(f"{self.judgement.unit.factor * nearest:.{digits}f}") == 0:
                 return False
         return True
 
@@ -299,10 +330,13 @@ class Comparison:
             if row is not None:
                 rows.append(row)
         control = self.rows.rules.control
-        title = f"Difference in {self.columns[SCORE][0]}"
+        title = f"Difference in {self.columns[SCORE][0].removesuffix(self._mark_of_scores)}"
         if control is not None:
             title += f" to {title_of(control)}"
-        return Forest(rows, title, self.rows.rules.zone, self.digits)
+        zone = self.rows.rules.zone
+        if zone is not None:
+            zone *= self.judgement.unit.factor
+        return Forest(rows, title, zone, self.digits)
 
     @property
     def _pooled_title(self) -> str:
@@ -312,9 +346,7 @@ class Comparison:
         """Return the line of a contrast; None without a block."""
         if contrast.mean is None:
             return None
-        low, high = None, None
-        if contrast.interval:
-            low, high = contrast.interval
+        mean, low, high = self._differences(contrast, contrast.mean)
         name = contrast.method
         if self.rows.rules.control is None:
             name = f"{contrast.method} against {contrast.control}"
@@ -326,7 +358,7 @@ class Comparison:
         if failures:
             verdict = f"{verdict}, {failures}"
         costs = self._costs(contrast)
-        return ForestRow(cell, name, contrast.mean, low, high, verdict, costs)
+        return ForestRow(cell, name, mean, low, high, verdict, costs)
 
     def _costs(self, contrast: Contrast) -> list[str]:
         """Return by what factors a method sends and takes simulated time, compared with its control."""
@@ -388,10 +420,16 @@ class Comparison:
                     how = " (as given)"
                 else:
                     how = f" (from {TARGET})"
-            found.append(
-                f"The target is {self.rows.target.metric} = {self.rows.target.value:g} on test rows{how}."
-            )
+            found.append(f"The target is {self._target_said(self.rows.target)} on test rows{how}.")
         return found
+
+    def _target_said(self, target: Target) -> str:
+        """Return the metric and the value of the target; only the metric that decides has the unit of the scores."""
+        value = f"{target.value:g}"
+        unit = self.judgement.unit
+        if target.metric == self.rows.metric and unit.of_scores:
+            value = f"{unit.factor * target.value:.4g}{unit.of_scores}"
+        return f"{target.metric} = {value}"
 
     def meanings(self) -> dict[str, str]:
         """Return the meaning of every column of numbers, by its title."""

@@ -52,7 +52,7 @@ def grid_of(given: Any) -> Grid:
     """Return the numbers by name of a table of lists, or of texts such as ``mu=0,0.01,0.1``."""
     if isinstance(given, str):
         raise FedskewError(
-            f"grid={given!r} is no table of numbers, such as mu = [0, 0.01, 0.1] or {{'mu': [0, 0.1]}}"
+            f"grid={given!r} is not a table of numbers, such as mu = [0, 0.01, 0.1] or {{'mu': [0, 0.1]}}"
         )
     if isinstance(given, Mapping):
         return _numbers(given)

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple, TypeAlias
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.units import AS_IT_IS, ScoreUnit
 
 Verdict: TypeAlias = Literal["equal", "better", "worse", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("better", "equal", "worse", "undecided")
@@ -303,7 +304,11 @@ def _means_over_cells(contrasts: Sequence[Contrast]) -> dict[Hashable, float]:
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def said(contrasts: Sequence[Contrast], failures: Mapping[str, str] | None = None) -> str:
+def said(
+    contrasts: Sequence[Contrast],
+    failures: Mapping[str, str] | None = None,
+    unit: ScoreUnit = AS_IT_IS,
+) -> str:
     """Return the verdicts of one family in a sentence or two; ``failures`` says of methods how often they failed."""
     if not contrasts:
         return "There is nothing to compare: fewer than two methods have a score."
@@ -312,11 +317,11 @@ def said(contrasts: Sequence[Contrast], failures: Mapping[str, str] | None = Non
         most = max(contrast.blocks for contrast in contrasts)
         return (
             f"Everything is undecided: {_counted(most, 'block')}, and an interval needs "
-            f"{FEWEST_BLOCKS} (seeds=0-2)."
+            f"{FEWEST_BLOCKS}: give three seeds (0-2) or more."
         )
     by_verdict: dict[Verdict, list[str]] = {}
     for contrast in contrasts:
-        name = _named(contrast, contrasts, failures)
+        name = _named(contrast, contrasts, failures, unit)
         by_verdict.setdefault(contrast.verdict, []).append(name)
     sentences = []
     for verdict in VERDICTS:
@@ -336,7 +341,12 @@ def _common_control(contrasts: Sequence[Contrast]) -> str:
     return ""
 
 
-def _named(contrast: Contrast, family: Sequence[Contrast], failures: Mapping[str, str]) -> str:
+def _named(
+    contrast: Contrast,
+    family: Sequence[Contrast],
+    failures: Mapping[str, str],
+    unit: ScoreUnit,
+) -> str:
     """Return a contrast by its method and, if the controls differ, by its control; with what else is to be said."""
     name = _marked(contrast.method, failures)
     if not _common_control(family):
@@ -344,9 +354,11 @@ def _named(contrast: Contrast, family: Sequence[Contrast], failures: Mapping[str
     if contrast.verdict != "undecided" or contrast.interval is None:
         return name
     needed = ""
-    if contrast.blocks_needed:
-        needed = f", {contrast.blocks_needed:,} blocks for ±{contrast.rules.zone:.2g}"
-    return f"{name} (±{contrast.interval.half_width:.2g}{needed})"
+    if contrast.blocks_needed and contrast.rules.zone:
+        zone = unit.factor * contrast.rules.zone
+        needed = f", {contrast.blocks_needed:,} blocks for ±{zone:.2g}"
+    half = unit.factor * contrast.interval.half_width
+    return f"{name} (±{half:.2g}{unit.of_differences}{needed})"
 
 
 def _marked(method: str, failures: Mapping[str, str]) -> str:
@@ -374,7 +386,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def checked_zone(given: object) -> float | None:
-    """Return the zone that was given; one that is no number of at least 0 is an error."""
+    """Return the zone that was given; one that is not a number of at least 0 is an error."""
     if given is None:
         return None
     try:
@@ -383,6 +395,6 @@ def checked_zone(given: object) -> float | None:
         zone = math.nan
     if not 0 <= zone < math.inf:
         raise FedskewError(
-            f"equal={given!r} is no difference in the metric's own unit, such as 0.005 for half a point of accuracy"
+            f"equal={given!r} is not a difference in the metric's own unit, such as 0.005 for half a point of accuracy"
         )
     return zone

@@ -5,7 +5,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedskew.runs.summary import without_shared_score
+from fedskew.core.units import AS_IT_IS, ScoreUnit
+from fedskew.runs.summary_reading import without_shared_score
 from fedskew.study.choose import unequal_tries
 from fedskew.study.comparison_rows import (
     BOUND,
@@ -26,6 +27,7 @@ class Judgement:
     """The score that decides, and the verdicts of every cell."""
 
     rows: ComparisonRows
+    unit: ScoreUnit = AS_IT_IS  # of the scores in sentences
 
     @cached_property
     def competing(self) -> list[Configuration]:
@@ -157,7 +159,7 @@ class Judgement:
                 line = f"{cell}: {line}"
             lines.append(line)
         if self.pooled:
-            over = said([one.contrast for one in self.pooled], self.failures_of(None))
+            over = said([one.contrast for one in self.pooled], self.failures_of(None), self.unit)
             lines.append(f"Mean over {self.pooled_over}: {over}")
             without = self._not_pooled()
             if without:
@@ -182,7 +184,7 @@ class Judgement:
             if failures:
                 why += f" ({failures})"
             return f"Nothing is judged: the control {control} {why}."
-        return said(family, self.failures_of(cell))
+        return said(family, self.failures_of(cell), self.unit)
 
     def failures_of(self, cell: str | None) -> dict[str, str]:
         """Return how often each method failed in a cell; without a cell, in all of them together."""
@@ -213,7 +215,8 @@ class Judgement:
         zone = "There is no zone, and so nothing is called equal (equal= gives one)."
         if rules.zone is not None:
             tests = "two one-sided tests at 5 % a contrast"
-            zone = f"Equal: the plain 90 % interval lies within ±{rules.zone:.3g} ({tests})."
+            width = f"±{self.unit.factor * rules.zone:.3g}{self.unit.of_differences}"
+            zone = f"Equal: the plain 90 % interval lies within {width} ({tests})."
         largest = max((len(family) for family in self.families.values()), default=0)
         contrasts = "1 contrast of a skew"
         if largest != 1:
@@ -235,10 +238,11 @@ class Judgement:
                 best = max(best, sum(values) / len(values))
         if not self.rows.rules.row or not 0 < best <= 1:
             return []
-        half = _BINOMIAL * math.sqrt(best * (1 - best) / rows)
+        half = self.unit.factor * _BINOMIAL * math.sqrt(best * (1 - best) / rows)
         return [
-            f"All blocks share the {rows:,} test rows: other test rows would move the best score by about ±{half:.2g} "
-            "(binomial, 95 %), and differences by less, as methods share the rows."
+            f"All blocks share the {rows:,} test rows: other test rows would move the best score by about "
+            f"±{half:.2g}{self.unit.of_differences} (binomial, 95 %), and differences by less, as methods share the "
+            "rows."
         ]
 
     def without_shared_score(self) -> list[str]:

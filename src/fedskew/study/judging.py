@@ -35,7 +35,7 @@ class Judging:
         zone: differences up to this are of no interest; None for none
         row: how much one test row changes a score, 0 if the metric is no share
         pool: whether the mean over the skews is judged, too
-        choose: by what the numbers of a grid are chosen; ``none`` compares all of them
+        choose: rows by which the numbers of a grid are chosen; ``none`` compares all of them
         choose_seeds: seeds of the runs by which numbers are chosen; empty for those that methods are judged by
         references: methods that were added to the table, and are not judged
         set_aside: settings that were added so that there are rows to choose by

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from fedskew.runs.folder import Row
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
 from fedskew.study.member import Member
 
 

@@ -13,9 +13,9 @@ from fedskew.study.comparison_rows import ComparisonRows
 from fedskew.study.comparison_table import Comparison
 from fedskew.study.judgement import Judgement
 from fedskew.study.judging import Judging, judging_of, read_judging
-from fedskew.study.member import Member
+from fedskew.study.member import Member, read_members
 from fedskew.study.stages import chosen_numbers, judged, wanted
-from fedskew.study.study_folder import read_members, target_of
+from fedskew.study.study_folder import target_of
 from fedskew.study.target_score import Target
 
 

@@ -45,7 +45,7 @@ def row_worth(fed: Federation, goal: Goal, metric: str) -> RowWorth:
 
 
 def goes_by_class(metric: str) -> bool:
-    """Return whether a metric is no plain share of the rows: then the rows of a class count together."""
+    """Return whether a metric is not a plain share of the rows: then the rows of a class count together."""
     return metric not in _COUNTED
 
 

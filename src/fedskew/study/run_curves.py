@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.units import SIZES, TIMES, unit_for
-from fedskew.runs.summary import CLIENT_NAMES, NAMES
+from fedskew.server.score_names import CLIENT_NAMES, NAMES
 
 Columns = dict[str, list[Any]]
 CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown

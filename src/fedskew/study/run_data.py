@@ -12,13 +12,13 @@ from safetensors import SafetensorError, safe_open
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.heterogeneity.effects import cramers_v
 from fedskew.heterogeneity.fairness import gini
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.summary import SHARED_MODEL
+from fedskew.runs.summary_reading import SHARED_MODEL
 from fedskew.study.client_columns import ClientColumns
 from fedskew.study.client_scores import ClientScores
 from fedskew.study.run_curves import Columns, RunCurves

@@ -8,7 +8,7 @@ from fedskew.algorithms.contract import algorithms as methods
 from fedskew.algorithms.contract import resolve
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import parts_of
-from fedskew.engine.job import WHOLE
+from fedskew.engine.sharing import WHOLE
 from fedskew.runs.choices import spell
 from fedskew.runs.execute import prepare
 from fedskew.runs.goals import Goal
@@ -21,7 +21,10 @@ SET_ASIDE = 0.2  # share of the training rows to choose by, where none was given
 
 
 def plan_of(given: Mapping[str, Any], partitions: Partitions | None = None) -> Plan:
-    """Return the plan of settings by name (``asked_of`` has their names); what cannot be is an error."""
+    """Return the plan of settings by name (``asked_of`` has their names); what cannot be is an error.
+
+    ``partitions`` are those that the study's check and runs use too.
+    """
     asked = asked_of(given)
     if asked.judging.pool and len(asked.skews) < 2:
         raise FedskewError(

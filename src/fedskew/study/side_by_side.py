@@ -1,7 +1,7 @@
 """Several runs side by side, round by round, so that their clients are trained in one stack."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -13,13 +13,14 @@ from fedskew.engine.job import Updates
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Asked, Together
 from fedskew.runs.run import Run
-from fedskew.runs.runner import Advanced, Steps, run_to_end, stopping
+from fedskew.runs.runner import Advanced, Signals, Steps, run_to_end, stopping
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 from fedskew.topology.parallel import Invited, ParallelRounds
 
 Result = TypeVar("Result")
 _MEMORY = 2 << 30  # bytes for the states of runs side by side
+_ROWS = 1 << 30  # bytes for their rows, where treatments have made several tables of them
 Ended: TypeAlias = "Run | DivergedError"
 
 
@@ -29,10 +30,10 @@ def side_by_side(runs: "Sequence[Steps[Run]]") -> list[Ended]:
     Where their clients cannot be trained in one stack, or gain nothing from it, one run follows the other. After a
     signal every run that has begun ends its round and makes a checkpoint, as a run on its own does.
     """
-    with stopping(), ExitStack() as closing:
+    with stopping() as signals, ExitStack() as closing:
         for steps in runs:
             closing.callback(steps.close)
-        group = _Group(runs)
+        group = _Group(runs, signals)
         while len(group.ended) < len(runs):
             group.begin()
             while group.servers:
@@ -43,8 +44,9 @@ def side_by_side(runs: "Sequence[Steps[Run]]") -> list[Ended]:
 class _Group:
     """The runs that have not ended, by number, with the servers that wait for their next round."""
 
-    def __init__(self, runs: "Sequence[Steps[Run]]") -> None:
+    def __init__(self, runs: "Sequence[Steps[Run]]", signals: Signals) -> None:
         self.runs = runs
+        self.signals = signals
         self.ended = dict[int, Ended]()
         self.servers: dict[int, Server] = {}
         self.together: Together | None = None
@@ -57,18 +59,23 @@ class _Group:
             if interruption := self._go_on(number, partial(next, steps)):
                 raise interruption
             server = self.servers.get(number)
-            if server and not can_share_a_stack(server, next(iter(self.servers.values()))):
+            if server and not self._takes(server):
                 del self.servers[number]
                 try:
                     self.ended[number] = run_to_end(steps, server)
                 except DivergedError as problem:
                     self.ended[number] = problem
         if self.servers:
-            engine = next(iter(self.servers.values())).engine
-            assert isinstance(engine, Stacked)
-            self.together = Together(
-                {number: server.job for number, server in self.servers.items()}, engine
-            )
+            self.together = _joined(self.servers)
+
+    def _takes(self, server: Server) -> bool:
+        """Return whether a run can be trained in one stack with the others, and memory has room for all their rows."""
+        if not can_share_a_stack(server, next(iter(self.servers.values()))):
+            return False
+        tables = {}
+        for one in (server, *self.servers.values()):
+            tables[id(one.fed.train)] = one.job.x.nbytes
+        return len(tables) == 1 or sum(tables.values()) <= _ROWS
 
     def _go_on(self, number: int, move: Callable[[], Server]) -> Interrupted | None:
         """Let a run record its round and wait for the next, or end; return its error if a signal stopped it."""
@@ -110,10 +117,28 @@ class _Group:
                 moves[number] = partial(
                     steps.send, Advanced(result, shared + time.perf_counter() - began)
                 )
-        interruptions = [self._go_on(number, move) for number, move in moves.items()]
-        for interruption in interruptions:
-            if interruption:
-                raise interruption
+        self._record(moves)
+
+    def _record(self, moves: "Mapping[int, Callable[[], Server]]") -> None:
+        """Let every run record its round; all of them make a checkpoint because of a signal, or none does."""
+        interruption = None
+        with self.signals.held_back():
+            for number, move in moves.items():
+                interruption = self._go_on(number, move) or interruption
+        if interruption:
+            raise interruption
+
+
+def _joined(servers: Mapping[int, Server]) -> Together:
+    """Return what trains the clients of these runs in one stack."""
+    engine = next(iter(servers.values())).engine
+    assert isinstance(engine, Stacked)
+    jobs = {}
+    tables = {}
+    for number, server in servers.items():
+        jobs[number] = server.job
+        tables[number] = id(server.fed.train)
+    return Together(jobs, engine, tables)
 
 
 def _most_in_memory(server: Server) -> int:
@@ -134,10 +159,14 @@ def can_share_a_stack(server: Server, first: Server | None = None) -> bool:
 
 
 def _fit_one_stack(server: Server, first: Server) -> bool:
-    """Return whether two runs train on the same rows, in batches of the same least size, with the same requirements."""
+    """Return whether two runs train on rows of one shape, in batches of one least size, for the same task and method.
+
+    Class weights that follow from the rows are part of the task.
+    """
     return (
-        server.fed.train is first.fed.train
+        server.job.x.shape[1:] == first.job.x.shape[1:]
         and server.least == first.least
+        and server.job.task == first.job.task
         and server.job.unsent == first.job.unsent
         and server.algorithm.requires == first.algorithm.requires
         and server.algorithm.batchnorm == first.algorithm.batchnorm

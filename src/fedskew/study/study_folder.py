@@ -1,12 +1,10 @@
 """A study on disk: the list of its runs, how it is judged and its target, frozen before the first run."""
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
 
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import AUTO, Experiment
@@ -20,7 +18,7 @@ from fedskew.server.server import Server
 from fedskew.skew.federate import DEFAULT_SKEW
 from fedskew.study.jobs import checked_jobs
 from fedskew.study.judging import JUDGING, Judging, freeze_judging, read_judging, written
-from fedskew.study.member import Member, Purpose
+from fedskew.study.member import Member, read_members
 from fedskew.study.partitions import Partitions
 from fedskew.study.row_worth import RowWorth, row_and_zone, row_worth
 from fedskew.study.study_plan import Plan
@@ -28,6 +26,7 @@ from fedskew.study.target_score import Target
 from fedskew.tasks.task import Task
 
 TARGET = "target.txt"
+_PATIENCE = 30.0  # seconds to wait for another process that creates the same study
 BEFORE_THE_FIRST_RUN = (
     "interrupted before the first run: nothing was written, give the command again"
 )
@@ -35,34 +34,53 @@ BEFORE_THE_FIRST_RUN = (
 
 @dataclass(frozen=True)
 class Study:
-    """A plan that is frozen in a folder."""
+    """A plan that is frozen in a folder, and the partitions that were made so far."""
 
     folder: Path
     plan: Plan
+    partitions: Partitions = field(default_factory=Partitions, compare=False)
 
 
-def freeze(plan: Plan, folder: Path | None, or_resume: bool = False) -> Study:
+def freeze(
+    plan: Plan,
+    folder: Path | None,
+    or_resume: bool = False,
+    partitions: Partitions | None = None,
+) -> Study:
     """Return the study of a plan, after all checks, in a new folder: nothing of it changes from now on.
 
     With ``or_resume`` the folder may hold the study already, if it has the same runs and is judged in the same way; a
-    given target replaces its own.
+    given target replaces its own. ``partitions`` are those that the plan has made.
     """
     if or_resume and folder is None:
         raise FedskewError("or_resume needs out: give the folder to resume")
+    made = partitions or Partitions()
     try:
-        if or_resume and folder and folder.exists():
-            must_be_the_same(folder, plan.members)
-            frozen = _same_judging(folder, plan.judging)
-            if plan.target:
-                check(plan)
-                record_target(folder, plan.target)
-            return Study(folder, replace(plan, judging=frozen))
-        if folder:
-            must_be_new(folder)
-        plan = check(plan)
-        return Study(_create_somewhere(folder, plan), plan)
+        return _new_study(plan, folder, made)
     except KeyboardInterrupt:
         raise Interrupted(BEFORE_THE_FIRST_RUN) from None
+    except TakenError:  # also where another shard has begun it by now
+        if not or_resume or not folder or not (folder / GROUP).is_file():
+            raise
+        return _frozen_before(plan, folder, made)
+
+
+def _new_study(plan: Plan, folder: Path | None, partitions: Partitions) -> Study:
+    """Return the study of a plan, after all checks, in a new folder."""
+    if folder:
+        must_be_new(folder)
+    checked = check(plan, partitions)
+    return Study(_create_somewhere(folder, checked), checked, partitions)
+
+
+def _frozen_before(plan: Plan, folder: Path, partitions: Partitions) -> Study:
+    """Return the study of a folder, which must be that of the plan."""
+    must_be_the_same(folder, plan.members)
+    frozen = _same_judging(folder, plan.judging)
+    if plan.target:
+        check(plan, partitions)
+        record_target(folder, plan.target)
+    return Study(folder, replace(plan, judging=frozen), partitions)
 
 
 def _same_judging(folder: Path, given: Judging) -> Judging:
@@ -101,12 +119,11 @@ def open_study(folder: Path, jobs: int = 1, workers: int | None = None) -> Study
     return Study(folder, Plan(members, target_of(folder), jobs, judging))
 
 
-def check(plan: Plan, partitions: Partitions | None = None) -> Plan:
-    """Raise before the first run the errors that would stop a later one; every partition and model is made once.
+def check(plan: Plan, partitions: Partitions) -> Plan:
+    """Raise before the first run the errors that would stop a later one; every partition is made once.
 
     Returns the plan with the zone that follows from the test rows, if none was given.
     """
-    partitions = partitions or Partitions()
     without_shared_model = []
     worth: list[RowWorth] = []
     is_share = True
@@ -166,8 +183,11 @@ def named_in_errors(member: Member) -> Iterator[None]:
 
 
 def create(folder: Path, plan: Plan) -> None:
-    """Create the folder of a study, with the list of its runs, how it is judged, and the target."""
-    with new_folder(folder) as part:
+    """Create the folder of a study, with the list of its runs, how it is judged, and the target.
+
+    Where another shard is creating it, this one waits.
+    """
+    with new_folder(folder, _PATIENCE) as part:
         (part / GROUP).write_text(_listed(plan.members), encoding="utf-8")
         (part / JUDGING).write_bytes(written(plan.judging))
         if plan.target:
@@ -249,41 +269,3 @@ def _by_one_worker(members: Sequence[Member]) -> list[Member]:
         else:
             changed += with_workers([member], 1)
     return changed
-
-
-def read_members(folder: Path) -> list[Member]:
-    """Return the runs of a study."""
-    path = folder / GROUP
-    with reading(path):
-        members = []
-        for entry in json.loads(path.read_text(encoding="utf-8")):
-            member = Member(**entry)
-            damage = _damage(member)
-            if damage:
-                raise FedskewError(f"{path} is damaged: {damage}")
-            members.append(member)
-    if not members:
-        raise FedskewError(f"{path} cannot be read: it names no run")
-    return members
-
-
-def _damage(member: Member) -> str:
-    """Return what is wrong with a run that was read from a file; empty if nothing is."""
-    if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
-        return f"{member.name!r} needs an algorithm and values"
-    if not isinstance(member.skew, str):
-        return f"the skew of {member.name!r} is no text"
-    if member.purpose not in get_args(Purpose):
-        return f"the purpose of {member.name!r} is {member.purpose!r}"
-    if not _are_numbers(member.varied):
-        return f"what {member.name!r} varies are no numbers"
-    if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
-        return f"the run {member.name!r} is no name of a folder in it"
-    strange = set(member.values) - {field.name for field in fields(Experiment)}
-    if strange:
-        return f"{member.name} has the unknown settings {', '.join(sorted(strange))}"
-    return ""
-
-
-def _are_numbers(varied: Mapping[str, Any]) -> bool:
-    return isinstance(varied, dict) and all(isinstance(n, float) for n in varied.values())

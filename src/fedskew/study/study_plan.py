@@ -21,7 +21,7 @@ from fedskew.study.target_score import Target
 
 GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
 # What is a study's, not a run's
-_OWN = ("algorithm", "skew", "seeds", "grid", "target", "jobs", *JUDGED_BY)
+_OWN = ("algorithm", "skew", "seeds", "grid", "target", "jobs", "budget", "shard", *JUDGED_BY)
 _EXACT = 2**53  # whole numbers below are exact, and written in digits
 
 
@@ -108,8 +108,8 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
 
     ``algorithm`` and ``skew`` may be lists. ``seeds`` are whole numbers or a text such as ``0-4``, ``grid`` has numbers
     by name, or texts such as ``mu=0,0.01,0.1``. ``target`` and ``jobs`` are those of the plan; ``goal``, ``score``,
-    ``control``, ``equal``, ``pool``, ``choose`` and ``choose_seeds`` say how it is judged. All other names are settings
-    of an experiment.
+    ``control``, ``equal``, ``pool``, ``choose`` and ``choose_seeds`` say how it is judged. ``budget`` and ``shard`` are
+    those of a sitting, and no part of the plan. All other names are settings of an experiment.
     """
     settings = _settings(given)
     target = None

@@ -1,7 +1,7 @@
 """The runs of a study: each is begun, resumed or left as it ended.
 
-Runs of one method that differ in their seed, learning rate and numeric options are trained side by side, where a stack
-of the clients of all of them is faster than one run after the other.
+Runs of one method that differ in their skew, seed, learning rate and numeric options are trained side by side, where a
+stack of the clients of all of them is faster than one run after the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,32 +11,43 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from fedskew.algorithms.contract import resolve
-from fedskew.core.errors import DivergedError, FedskewError
+from fedskew.core.config import AUTO
+from fedskew.core.errors import DivergedError, FedskewError, Interrupted
 from fedskew.core.lock import locked
 from fedskew.core.writing import write_atomically
 from fedskew.engine.together import numeric_options
 from fedskew.runs.callbacks import Callback, CallbackSpec, as_callbacks
-from fedskew.runs.environment import check_imports
 from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.folder import ENVIRONMENT, SUMMARY, Row, RunFolder, to_json
+from fedskew.runs.resume_checks import check_imports
 from fedskew.runs.run import Run
-from fedskew.runs.runner import CheckpointInterval, Resumption, Steps, Watch
+from fedskew.runs.runner import (
+    STOPS,
+    CheckpointInterval,
+    Resumption,
+    Steps,
+    Watch,
+    stopping,
+    within,
+)
 from fedskew.server.scorer import RoundResult
 from fedskew.study.jobs import Tell, in_processes
 from fedskew.study.member import FAILED, Member
 from fedskew.study.overview import overview
 from fedskew.study.partitions import Partitions
 from fedskew.study.side_by_side import can_share_a_stack, side_by_side
+from fedskew.study.sitting import WHOLE, Shard, Sitting
 from fedskew.study.stages import wanted
 from fedskew.study.study_folder import Study, named_in_errors
 
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
 CallbacksOf: TypeAlias = Callable[[Member], list[CallbackSpec]]
-Watcher: TypeAlias = Callable[[Sequence[Member]], AbstractContextManager[CallbacksOf]]
+# From the runs of this sitting, and how many have ended before, to a context that yields their callbacks
+Watcher: TypeAlias = Callable[[Sequence[Member], int], AbstractContextManager[CallbacksOf]]
 
 
 @contextmanager
-def unwatched(members: Sequence[Member]) -> Iterator[CallbacksOf]:
+def unwatched(members: Sequence[Member], ended: int) -> Iterator[CallbacksOf]:
     """Watch no run."""
     yield lambda member: []
 
@@ -47,24 +58,26 @@ class Execution:
 
     Args:
         callbacks: those of a run, which are called in this process
-        writers: what writes files where a run ends
         retry: run those again that failed
         force: use the last intact checkpoints, and accept a changed configuration
-        partitions: what several studies on the same partitions share
+        sitting: for how long, and which share of the runs
     """
 
     callbacks: CallbacksOf = lambda member: []
-    writers: Sequence[Callback] = ()
     retry: bool = False
     force: bool = False
-    partitions: Partitions | None = None
+    sitting: Sitting = WHOLE
 
 
 class Executed(NamedTuple):
-    """The runs that a study wanted, and their summaries; those of failed ones are their names and reasons."""
+    """The runs that a study wanted, and their summaries; those of failed ones are their names and reasons.
+
+    ``left`` are runs of other shards that have not ended; where there are any, there are no summaries.
+    """
 
     members: list[Member]
     summaries: list[Row]
+    left: list[Member]
 
 
 def execute(study: Study, how: Execution) -> Executed:
@@ -72,44 +85,75 @@ def execute(study: Study, how: Execution) -> Executed:
 
     A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
     ``retry``. With several jobs, what cannot be trained in one stack is trained in as many processes. Where numbers are
-    chosen by other seeds, the runs that methods are judged by come after the choice.
+    chosen by other seeds, the runs that methods are judged by come after the choice. A sitting with a shard leaves the
+    runs of the others.
     """
     folder = study.folder
-    with locked(folder):
+    if how.sitting.seconds_left == 0:
+        raise FedskewError(
+            "budget: the time was up before the first round, as reading and checking took longer: give more"
+        )
+    with _held(folder, how.sitting.shard), within(how.sitting.seconds_left):
         finished_now: dict[str, Row] = {}
         members: list[Member] = []
-        while True:
-            more = wanted(folder, study.plan.members, study.plan.judging)
-            if more == members:
-                break
+        more = wanted(folder, study.plan.members, study.plan.judging)
+        while more != members:
             members = more
             finished_now |= _run(study, members, how)
+            left = unfinished(folder, members)
+            if left:
+                return Executed(members, [], left)
             how = replace(how, retry=False)  # what fails again has had its second try
+            more = wanted(folder, study.plan.members, study.plan.judging)
         summaries = []
         for member in members:
             summary = finished_now.get(member.name) or _recorded(folder / member.name)
             summaries.append(summary)
         content = to_json(overview(members, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
-        return Executed(members, summaries)
+        return Executed(members, summaries, [])
+
+
+def unfinished(folder: Path, members: Sequence[Member]) -> list[Member]:
+    """Return the runs that have neither finished nor failed."""
+    return [member for member in members if _is_to_run(folder / member.name, retry=False)]
+
+
+def _held(folder: Path, shard: Shard) -> AbstractContextManager[None]:
+    """Hold the lock of a study, or of one shard of it: several shards may run in one folder."""
+    if shard.count == 1:
+        return locked(folder)
+    return locked(folder, folder / f".shard-{shard.number}-of-{shard.count}.lock")
 
 
 def _run(study: Study, members: Sequence[Member], how: Execution) -> dict[str, Row]:
     """Run those members that have neither finished nor failed, and return the summaries of those that finished."""
     folder = study.folder
+    groups = groups_to_run(folder, members, how)
+    _check_rows(folder, members, groups, study.partitions)
+    if not groups:
+        return {}
+    if study.plan.jobs > 1:
+        return _run_in_processes(study, groups, how)
+    return _run_here(study, groups, how)
+
+
+def groups_to_run(folder: Path, members: Sequence[Member], how: Execution) -> list[list[Member]]:
+    """Return the runs of this sitting that have neither finished nor failed, those of one stack together.
+
+    Runs that have begun must find the code that they imported.
+    """
     for member in members:
         if (folder / member.name).exists():
             begun = RunFolder(folder / member.name)
             check_imports(begun.path, begun.read_json(ENVIRONMENT), how.force)
+    shard = how.sitting.shard
     groups = []
-    for group in _groups(members):
+    for group in shard.share_of(_groups(members)):
         left = [member for member in group if _is_to_run(folder / member.name, how.retry)]
         if left:
             groups.append(left)
-    _check_rows(folder, members, groups, how.partitions or Partitions())
-    if study.plan.jobs > 1:
-        return _run_in_processes(study, groups, how)
-    return _run_here(study, groups, how)
+    return groups
 
 
 def _check_rows(
@@ -123,12 +167,12 @@ def _check_rows(
     for member in members:
         if (folder / member.name).exists():
             recorded = RunFolder(folder / member.name).read_json(ENVIRONMENT).get("federation")
-            begun[_block(member)] = member.name, str(recorded)
+            begun[block_of(member)] = member.name, str(recorded)
     for group in groups:
         for member in group:
-            if _block(member) not in begun:
+            if block_of(member) not in begun:
                 continue
-            name, recorded = begun[_block(member)]
+            name, recorded = begun[block_of(member)]
             if partitions.of(member.experiment()).fingerprint != recorded:
                 raise FedskewError(
                     f"{member.name}: the clients hold other rows than in {name}: put the data back, or begin a new "
@@ -136,19 +180,22 @@ def _check_rows(
                 )
 
 
-def _block(member: Member) -> tuple[str, int, int | None]:
+def block_of(member: Member) -> tuple[str, int, int | None]:
     """Return what the rows of a run follow from, within a study."""
     experiment = member.experiment()
     return str(experiment.skew), experiment.seed, experiment.split_seed
 
 
 def _groups(members: Sequence[Member]) -> list[list[Member]]:
-    """Return the members that may be trained in one stack: they differ in seed, learning rate and numeric options."""
+    """Return the members that may be trained in one stack: they differ in skew, seed, lr and numeric options.
+
+    They do not depend on shards and processes, because the last bits of a run may depend on its group.
+    """
     alike: dict[str, list[Member]] = {}
     for member in members:
         experiment = member.experiment()
         method = resolve(experiment.algorithm)
-        same = replace(experiment, seed=0, lr=1.0, algorithm="fedavg")
+        same = replace(experiment, seed=0, lr=1.0, algorithm="fedavg", skew=AUTO)
         numeric = numeric_options(method)
         options = {name: value for name, value in method.options().items() if name not in numeric}
         alike.setdefault(repr((same, method.label(), options)), []).append(member)
@@ -175,38 +222,28 @@ def _recorded(place: Path) -> Row:
 
 def _run_here(study: Study, groups: Sequence[Sequence[Member]], how: Execution) -> dict[str, Row]:
     """Run groups in this process, one after the other."""
-    partitions = how.partitions or Partitions()
-
-    def callbacks(member: Member) -> list[CallbackSpec]:
-        return [*how.writers, *how.callbacks(member)]
-
     summaries: dict[str, Row] = {}
-    for group in groups:
-        summaries |= _Group(study.folder, group, how.force).run(partitions, callbacks)
+    with stopping() as stopped:
+        for group in groups:
+            if stopped:  # before the folder of another run is made
+                raise Interrupted("interrupted", STOPS[stopped[0]])
+            runs = _Group(study.folder, group, how.force)
+            summaries |= runs.run(study.partitions, how.callbacks)
     return summaries
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What one process is given: some runs, trained in one stack where they can be."""
-
-    group: "_Group"
-    writers: Sequence[Callback]
 
 
 def _run_in_processes(
     study: Study, groups: Sequence[Sequence[Member]], how: Execution
 ) -> dict[str, Row]:
     """Run groups in several processes; those that gain nothing from one stack are single runs."""
-    partitions = how.partitions or Partitions()
     tasks = []
     members: dict[str, Member] = {}
     for group in groups:
         shares = [[member] for member in group]
-        if _gain_from_a_stack(group[0], partitions):
+        if _gain_from_a_stack(group[0], study.partitions):
             shares = [list(group)]
         for share in shares:
-            tasks.append(_Work(_Group(study.folder, share, how.force), how.writers))
+            tasks.append(_Group(study.folder, share, how.force))
         members |= {member.name: member for member in group}
     watching: dict[str, list[Callback]] = {}
 
@@ -218,7 +255,7 @@ def _run_in_processes(
             callback.on_round_end(result, rounds)
 
     summaries: dict[str, Row] = {}
-    for of_one_task in in_processes(_run_work, tasks, study.plan.jobs, told):
+    for of_one_task in in_processes(_run_group, tasks, study.plan.jobs, told):
         summaries |= of_one_task
     return summaries
 
@@ -233,16 +270,16 @@ def _gain_from_a_stack(member: Member, partitions: Partitions) -> bool:
         return can_share_a_stack(server)
 
 
-def _run_work(work: _Work, tell: Tell) -> dict[str, Row]:
+def _run_group(group: "_Group", tell: Tell) -> dict[str, Row]:
     """Run the members of a group in this process, and tell the first process of every round."""
 
     def callbacks(member: Member) -> list[CallbackSpec]:
         def show(result: RoundResult, rounds: int) -> None:
             tell((member.name, result, rounds))
 
-        return [*work.writers, show]
+        return [show]
 
-    return work.group.run(Partitions(), callbacks)
+    return group.run(Partitions(), callbacks)
 
 
 @dataclass(frozen=True)

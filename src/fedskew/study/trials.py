@@ -35,7 +35,7 @@ CHOOSE_SEEDS = 3  # seeds by which a learning rate is chosen; methods are judged
 FEWEST_ROUNDS = 5
 _PLANNED = 0.7  # share of the budget that is planned for: later rounds may take longer
 _OTHER_SEEDS = 1_000  # how far these are from the seeds that methods are judged by
-Fate: TypeAlias = Literal["judged", "diverged", "cut by time", "refused"]
+Fate: TypeAlias = Literal["judged", "diverged", "cut by time", "refused", "ruled out"]
 
 
 @dataclass(frozen=True)
