@@ -34,6 +34,13 @@ window.addEventListener("load", () => {
 });
 </script>"""
 
+# The tables of which a part is out of sight
+CUT = """[...document.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.getAttribute("aria-label"))"""
+# Where the axes of curves end
+LAST_ROUNDS = """[...drawn.values()].filter((chart) => chart.getOption().axis)
+  .map((chart) => chart.getModel().getComponent("xAxis").axis.scale.getExtent()[1])"""
+
 
 def browse(page: Path, folder: Path, width: int = 1280, *options: str) -> tuple[str, str]:
     """Return what the browser has made of a page, and what its console says."""
@@ -148,10 +155,16 @@ def test_a_reader_uses_the_page_of_a_comparison(tmp_path: Path) -> None:
         chart.locator("svg text", has_text="scaffold").first.click()
         page.wait_for_timeout(600)
         assert lines.count() == before
+        assert set(page.evaluate(LAST_ROUNDS)) == {3}
         page.locator("input[name=axis]").first.focus()
         page.keyboard.press("ArrowRight")
         assert page.locator("input[name=axis]:checked").get_attribute("value") != "round"
+        page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        assert page.evaluate(CUT) == []
         assert page.pdf()[:5] == b"%PDF-"
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 718, "height": 900})  # A4 without its margins
+        assert page.evaluate(CUT) == []
         browser.close()
     assert said == []
     assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked

@@ -30,6 +30,7 @@ from fedskew.runs.summary import facts
 from fedskew.server.scorer import Scorer
 from fedskew.server.server import Server
 from fedskew.study import study_folder
+from fedskew.study.member import read_members
 from fedskew.study.read_comparison import comparison
 from fedskew.study.settle import plan_of
 from fedskew.study.target_score import Target
@@ -162,7 +163,7 @@ def test_the_files(folder: Path) -> None:
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * PAGE, abs=1)
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert len(list(folder.glob("*/report.html"))) == 18
+    assert not list(folder.glob("*/report.html"))  # a run's own is made when it is asked for
 
 
 def test_the_same_figures_have_the_same_bytes() -> None:
@@ -296,8 +297,8 @@ def test_a_file_says_all_of_it_and_jobs_give_the_same(
     Path("e.toml").write_text(FILE)
     assert fedskew("compare e.toml --out one") == 0
     assert fedskew("compare e.toml --out two --jobs 2") == 0
-    assert len(study_folder.read_members(Path("one"))) == 12
-    for member in study_folder.read_members(Path("one")):
+    assert len(read_members(Path("one"))) == 12
+    for member in read_members(Path("one")):
         for name in ("rounds.csv", "clients.csv", "model.safetensors"):
             assert (
                 Path("one", member.name, name).read_bytes()
@@ -336,7 +337,7 @@ def test_a_failure_in_another_process_is_told(fedskew: Callable[[str], Any]) -> 
         ("compare a.toml", "skew = [] is empty"),
         ("compare --grid lr=0.1,1e30", "lr=1e+30 is too large"),
         ("compare done nothere", "nothere: there is no such folder or file"),
-        ("compare t.toml", "grid='mu=0.1,1' is no table of numbers"),
+        ("compare t.toml", "grid='mu=0.1,1' is not a table of numbers"),
         ("compare one.toml", "seeds=3 may be one seed or so many: give [3]"),
     ],
 )
@@ -387,7 +388,7 @@ def test_progress_is_honest() -> None:
     from fedskew.cli.comparison_progress import RoundsDone
 
     now = [100.0]
-    pace = RoundsDone({"a": 10, "b": 10}, lambda: now[0])
+    pace = RoundsDone({"a": 10, "b": 10}, clock=lambda: now[0])
     pace.heard("a", 5, 10)  # it was resumed: four rounds were there
     assert str(pace) == "5/20 rounds, 0 of 2 runs done"
     now[0] += 4
@@ -487,8 +488,8 @@ def test_a_curve_that_some_conditions_lack(tmp_path: Path) -> None:
     fed = fs.split(fs.load("digits", validation=0.2), "iid", clients=3)
     fs.train(fed, "logreg", rounds=2, folder=tmp_path / "b")
     page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html").read_text()
-    assert "validation accuracy, validation 0.2" in page
-    assert "validation accuracy, validation 0<" not in page
+    assert "Validation accuracy, validation 0.2" in page
+    assert "Validation accuracy, validation 0<" not in page
 
 
 def test_training_rows_are_no_goal(tmp_path: Path) -> None:
@@ -570,6 +571,7 @@ def test_methods_without_a_shared_model_are_judged_by_what_clients_use(
     assert page.index("Goal own: ") < page.index("<table")
     assert "What each client gains" in page
     assert page.count(why) == 1
+    assert fedskew("report own/fedper-s0") == 0
     assert why in Path("own/fedper-s0/report.html").read_text()
     capsys.readouterr()
     assert fedskew("compare own --json") == 0
@@ -703,9 +705,10 @@ def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
 def test_the_page_shows_scores_first_and_skews_once(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     head = re.findall(r'<th scope="col".*?>(.*?)</th>', page)
-    first = head.index("test accuracy")
-    assert head[first - 1 : first + 6] == [
-        "method", "test accuracy", "minus fedavg", "verdict", "mu", "skew", "blocks",
+    first = head.index("test accuracy (%)")
+    assert head[first - 1 : first + 10] == [
+        "method", "test accuracy (%)", "minus fedavg (points)", "verdict", "mu", "skew", "blocks",
+        "method", "mu", "skew", "Gini",
     ]  # fmt: skip
     assert '<div class="whole">' in page
     assert '<td class="text">classes:k=3</td>' in page
@@ -715,6 +718,79 @@ def test_the_page_shows_scores_first_and_skews_once(folder: Path) -> None:
     }  # fmt: skip
     assert [name.partition(":")[0] for name in charts["forest"]["yAxis"]["data"]] == ["fedprox"] * 2
     assert "forest-1" in charts
+
+
+def test_the_page_has_scores_in_per_cent_and_the_verdict_first(folder: Path) -> None:
+    found = comparison([folder])
+    page = (folder / "report.html").read_text()
+    row = found.frame().iloc[0]
+    cell = re.search(r'<th scope="row">fedavg</th><td>(.*?) ± (.*?)</td>', page)
+    assert cell
+    assert float(cell[1]) == pytest.approx(100 * row["score"], rel=1e-2)
+    assert float(cell[2]) == pytest.approx(100 * row["score_std"], rel=0.1)
+    section = page.split('<section id="verdict"')[1].split("</section>")[0]
+    verdict = section.index('<ul class="verdict">')
+    assert verdict < section.index('<ul class="reasons">') < section.index("Goal shared: ")
+    assert section.index("Goal shared: ") < section.index("<figure")
+    zone = found.rows.rules.zone or 0.0
+    assert f"±{100 * zone:.3g} points" in section
+    assert f"±{zone:.3g}" not in section
+    charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
+    points = charts["forest"]["series"][-1]["data"]
+    means = [row.mean for row in found.forest.of_cell(found.forest.cells[0])]
+    assert [point[0] for point in points] == pytest.approx([100 * mean for mean in means])
+
+
+@pytest.mark.parametrize(("goal", "base"), [("own", "local"), ("shared", "fedavg")])
+def test_the_page_has_what_each_client_gains(tmp_path: Path, goal: str, base: str) -> None:
+    settings: dict[str, Any] = {**SMALL, "client_test": 0.3, "goal": goal}
+    fs.compare(algorithm=["fedavg", "scaffold"], seeds=[0, 1], out=tmp_path / "c", **settings)
+    gains = []
+    for seed in (0, 1):
+        scores = []
+        for method in (base, "scaffold"):
+            rows = rows_of(tmp_path / "c" / f"{method}-s{seed}", "clients_final.csv")
+            scores.append([float(row["accuracy"]) for row in rows])
+        gains += [100 * (new - old) for old, new in zip(*scores, strict=True)]
+    page = (tmp_path / "c" / "report.html").read_text()
+    charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
+    curves = {series["name"]: series for series in charts["gains-0"]["series"]}
+    assert base not in curves
+    curve = curves["scaffold"]
+    assert [gain for _, gain in curve["data"]] == pytest.approx(sorted(gains), abs=1e-3)
+    better = sum(gain > 0 for gain in gains) / len(gains)
+    section = page.split('<section id="clients"')[1].split("</section>")[0]
+    assert f"<td>{100 * better:.1f}\xa0%</td>" in section
+
+
+def test_the_page_sets_costs_against_gains(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
+    rows = fs.compare(folder)
+    rows = rows[rows["skew"] == "classes:k=3"].reset_index()
+    for key, factor in (("bytes", 1e3), ("simulated_seconds", 1.0)):
+        series = charts[f"cost-{key.replace('_', '-')}-1"]["series"]
+        assert [one["name"] for one in series] == ["fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"]
+        costs = [one["data"][0][0] for one in series]
+        assert costs == pytest.approx([value / factor for value in rows[key]], rel=1e-3)
+        gains = [one["data"][0][1] for one in series]
+        assert gains == pytest.approx(
+            [0.0, *(100 * value for value in rows["difference"][1:])], abs=1e-3
+        )
+
+
+def test_the_page_has_the_chosen_numbers(tmp_path: Path) -> None:
+    fs.compare(
+        algorithm=["fedavg", "fedprox"], grid={"mu": [0.01, 10.0]}, seeds=[0], validation=0.2, out=tmp_path / "c",
+        **SMALL,
+    )  # fmt: skip
+    page = (tmp_path / "c" / "report.html").read_text()
+    section = page.split('<section id="chosen"')[1].split("</section>")[0]
+    rows = comparison([tmp_path / "c"]).rows.configurations
+    (chosen,) = (one.chosen for one in rows if one.method == "fedprox" and one.chosen)
+    assert f'<td class="text">mu={chosen.best.numbers["mu"]:g}</td>' in section
+    assert f"{100 * (chosen.best.mean or 0):.1f}\xa0%" in section
+    assert "All 2 tries" in section
 
 
 def test_what_stands_for_runs_in_python(folder: Path, tmp_path: Path) -> None:
@@ -732,7 +808,7 @@ def test_what_stands_for_runs_in_python(folder: Path, tmp_path: Path) -> None:
             fs.compare(given)  # type: ignore[arg-type]
     with pytest.raises(fs.FedskewError, match=r"give \[3\], or range\(3\)"):
         fs.compare(seeds=3, out=tmp_path / "x", **SMALL)  # type: ignore[arg-type]
-    with pytest.raises(fs.FedskewError, match="is no table of numbers"):
+    with pytest.raises(fs.FedskewError, match="is not a table of numbers"):
         fs.compare(grid="mu=0.1,1", out=tmp_path / "x", **SMALL)  # type: ignore[arg-type]
 
 

@@ -90,14 +90,16 @@ def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(
         "No round has ended yet.",
         False,
     )
-    assert [one["says"] for one in seen] == [f"Round {k} of 4." for k in (1, 2, 3, 4)]
+    for number, one in enumerate(seen[:3], 1):
+        assert re.fullmatch(rf"Round {number} of 4, about \S+ (s|min) left\.", one["says"])
+    assert seen[3]["says"] == "Round 4 of 4."
     assert [one["version"] for one in seen] == [1, 2, 3, 4]
     table = seen[2]["data"]["tables"]["rounds"]
     assert table["round"] == [1, 2, 3]
     assert table["test_accuracy"] == [None, run.rounds["test_accuracy"][1], None]
     cells = seen[0]["data"]["charts"]["matrix"]["series"][0]["data"]
     assert [cell[3] for cell in cells] == fed.partition.counts(fed.train.y, 10).reshape(-1).tolist()
-    assert f"<dd>{run.summary['test_accuracy_best']:.4g}</dd>" in seen[3]["body"]
+    assert f"<dd>{100 * run.summary['test_accuracy_best']:.1f}\xa0%</dd>" in seen[3]["body"]
     assert "confusion" not in seen[3]["data"]["charts"]
     assert after["ended"]
     assert after["says"] == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
@@ -187,7 +189,7 @@ def test_a_resumed_run_begins_with_its_earlier_rounds(fed: fs.Federation, tmp_pa
 
     with serving(True) as (page,):
         fs.resume(tmp_path / "run", fed=fed, callbacks=[page, Look()])
-    assert seen[0]["says"] == "Round 2 of 3."
+    assert seen[0]["says"].startswith("Round 2 of 3, about ")
     assert seen[0]["data"]["tables"]["rounds"]["round"] == [1, 2]
 
 
@@ -217,6 +219,35 @@ def test_it_takes_a_small_share_of_the_time(
         fs.train(fed, "logreg", rounds=40, folder=tmp_path / "run", callbacks=[tick, page])
     # The first, the last, and one in 20 times the half second that it takes
     assert made == [1, 11, 21, 31, 40]
+
+
+def test_first_line_and_curves_are_of_the_same_round(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two versions of the page, when rounds go on that it does not show yet."""
+    monkeypatch.setattr(live, "_EVERY", 1e9)
+    seen: list[Any] = []
+    with serving(True) as (page,):
+        page._made = -2e9  # the first version is due
+        callbacks = [page, lambda result, rounds: seen.append(data(page))]
+        fs.train(fed, "logreg", rounds=4, folder=tmp_path / "run", callbacks=callbacks)
+    assert len(seen) == 4
+    for one in seen:
+        assert one["says"].startswith("Round 1 of 4, about ")
+        assert one["data"]["tables"]["rounds"]["round"] == [1]
+
+
+def test_the_time_left_is_that_of_the_last_rounds(fed: fs.Federation, tmp_path: Path) -> None:
+    run = live.RunData(fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run"))
+    lines = (tmp_path / "run/timing.csv").read_text().splitlines()
+    at = lines[0].split(",").index("seconds")
+    for number, seconds in ((1, "3.0"), (2, "5.0")):
+        cells = lines[number].split(",")
+        cells[at] = seconds
+        lines[number] = ",".join(cells)
+    (tmp_path / "run/timing.csv").write_text("\n".join([*lines, ""]))
+    assert live._stands(run, 12) == "Round 2 of 12, about 40 s left."
+    assert live._stands(run, 2) == "Round 2 of 2."
 
 
 def test_an_error_of_the_page_is_a_warning(

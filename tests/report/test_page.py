@@ -258,6 +258,55 @@ def test_many_rounds_are_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {1, 40, fs.open_run(folder).summary["test_accuracy_best_round"]} <= set(numbers)
 
 
+def test_scores_are_in_per_cent_and_have_plain_names(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    page = Page(folder / "report.html")
+    last = fs.open_run(folder).summary["test_balanced_accuracy_last"]
+    assert f"{100 * last:.1f}\xa0% in round 3" in page.text
+    before_the_configuration = page.text.split("config.toml")[0]
+    for name in ("test_accuracy", "balanced_accuracy", "clients_per_round"):
+        assert name not in before_the_configuration
+    for name, chart in page.json["charts"].items():
+        if name in ("accuracy", "balanced_accuracy"):
+            assert chart["yAxis"]["percent"]
+            assert chart["yAxis"]["name"] == name.replace("_", " ")
+    assert "percent" not in page.json["charts"]["loss"]["yAxis"]
+
+
+@pytest.mark.parametrize(
+    ("skew", "title"),
+    [
+        ("dirichlet:alpha=0.3", "fedavg on digits, dirichlet:alpha=0.3"),
+        ("iid", "fedavg on digits, iid"),
+    ],
+)
+def test_the_title_has_no_setting_that_nobody_gave(tmp_path: Path, skew: str, title: str) -> None:
+    fed = fs.split(fs.load("digits"), skew, clients=4)
+    fs.train(fed, "logreg", rounds=1, folder=tmp_path / "run")
+    content = (tmp_path / "run/report.html").read_text()
+    assert f"<h1>{title}</h1>" in content
+
+
+def test_settings_are_in_groups_and_defaults_are_folded(tmp_path: Path) -> None:
+    content = (trained(tmp_path / "run", momentum=0.5) / "report.html").read_text()
+    shown, folded = content.split("<h3>Settings</h3>")[1].split(
+        "<summary>Settings at their defaults</summary>"
+    )
+    for title in ("Data and clients", "Method", "Training", "Evaluation"):
+        assert f"<h4>{title}</h4>" in shown
+    assert "<dt>momentum</dt><dd>0.5</dd>" in shown
+    assert "<dt>nesterov</dt>" not in shown
+    assert "<dt>split seed</dt>" not in shown  # that of the run
+    assert "<dt>nesterov</dt><dd>False</dd>" in folded
+    assert "skew, all options" in folded
+
+
+def test_the_switch_of_the_curves_is_beside_them(tmp_path: Path) -> None:
+    content = (trained(tmp_path / "run") / "report.html").read_text()
+    section = content.split('<section id="curves"')[1].split("</section>")[0]
+    assert section.count('name="axis"') == content.count('<input type="radio" name="axis"') == 3
+
+
 def test_accessible(tmp_path: Path) -> None:
     page = Page(trained(tmp_path / "run") / "report.html")
     assert ("html", {"lang": "en"}) in page.elements
@@ -305,7 +354,7 @@ def test_a_damaged_folder_is_refused_before_anything_is_written(tmp_path: Path) 
         report([tmp_path])
     with pytest.raises(FedskewError, match="--out FILE"):
         report([whole, damaged])
-    with pytest.raises(FedskewError, match="no file in an existing folder"):
+    with pytest.raises(FedskewError, match="not a file in an existing folder"):
         report([whole], tmp_path / "missing/page.html")
 
 
@@ -407,5 +456,5 @@ def test_a_curve_of_one_evaluation_is_a_point_however_many_rounds_there_are() ->
         "train_accuracy": [None, None, 0.5],
         "test_accuracy": [0.4, None, 0.6],
     }
-    train, test = curves(table, "accuracy", best=False)["series"]
+    train, test = curves(table, "accuracy", "accuracy", best=False)["series"]
     assert (train["showSymbol"], test["showSymbol"]) == (True, False)

@@ -20,7 +20,7 @@ _LIMIT = 2.0  # standard deviations from which on the colour is the darkest
 
 
 def draw_effects(axes: "Axes", found: Findings) -> None:
-    """Draw the effects of the most different columns, signed for numbers, as colours: one row a client."""
+    """Draw the effects of the most different columns, signed for numbers, as colours: one row per client."""
     clients = found.clients[:: -(-len(found.clients) // _MOST_CLIENTS)]
     columns = [one.column for one in found.columns[:_MOST_COLUMNS]]
     if not columns:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_WIDTH = 41  # characters of the axis, an odd number so that 0 can be in the middle
+_WIDEST, _NARROWEST = 41, 15  # characters of the axis, odd numbers so that 0 can be in the middle
 _POINT, _LINE, _ZERO, _ZONE = "●", "─", "│", "░"
 
 
@@ -69,47 +69,52 @@ class Forest:
         """Return the lines of a cell."""
         return [row for row in self.rows if row.cell == cell]
 
-    def text(self) -> list[str]:
-        """Return the plot as lines of text."""
+    def text(self, width: int) -> list[str]:
+        """Return the plot as lines of text; where ``width`` is too small, without costs and with a shorter axis."""
         if not self.rows:
             return []
-        wide, numbers, verdicts = 0, 0, 0
+        names = numbers = verdicts = costs = 0
         for row in self.rows:
-            wide = max(wide, len(row.name))
+            names = max(names, len(row.name))
             numbers = max(numbers, len(row.numbers(self.digits)))
             verdicts = max(verdicts, len(row.verdict))
+            costs = max(costs, len("  ".join(row.costs)))
+        room = width - names - numbers - verdicts - 6  # two blanks before each part
+        with_costs = room - costs - 2 >= _WIDEST
+        axis = min(max(room - 1 + room % 2, _NARROWEST), _WIDEST)
         lines = [self.title]
         for cell in self.cells:
             if cell:
                 lines.append(cell)
             for row in self.of_cell(cell):
                 parts = [
-                    f"{row.name:<{wide}}",
-                    self._axis(row),
+                    f"{row.name:<{names}}",
+                    self._axis(row, axis),
                     f"{row.numbers(self.digits):<{numbers}}",
                     f"{row.verdict:<{verdicts}}",
-                    "  ".join(row.costs),
                 ]
+                if with_costs:
+                    parts.append("  ".join(row.costs))
                 lines.append("  ".join(parts).rstrip())
         end = f"{self.reach:.{self.digits}f}"
-        inside = _WIDTH - 2 * len(end) - 2
-        lines.append(f"{'':<{wide}}  -{end}{'0':^{inside}}+{end}")
+        inside = axis - 2 * len(end) - 2
+        lines.append(f"{'':<{names}}  -{end}{'0':^{inside}}+{end}")
         return lines
 
-    def _axis(self, row: ForestRow) -> str:
+    def _axis(self, row: ForestRow, width: int) -> str:
         """Return the interval of a line on the axis."""
-        signs = [" "] * _WIDTH
+        signs = [" "] * width
         if self.zone:
-            for place in range(self._at(-self.zone), self._at(self.zone) + 1):
+            for place in range(self._at(-self.zone, width), self._at(self.zone, width) + 1):
                 signs[place] = _ZONE
         if row.low is not None and row.high is not None:
-            for place in range(self._at(row.low), self._at(row.high) + 1):
+            for place in range(self._at(row.low, width), self._at(row.high, width) + 1):
                 signs[place] = _LINE
-        signs[self._at(0.0)] = _ZERO
-        signs[self._at(row.mean)] = _POINT
+        signs[self._at(0.0, width)] = _ZERO
+        signs[self._at(row.mean, width)] = _POINT
         return "".join(signs)
 
-    def _at(self, difference: float) -> int:
-        """Return the place of a difference on the axis."""
+    def _at(self, difference: float, width: int) -> int:
+        """Return the place of a difference on an axis of this many characters."""
         share = (difference / self.reach + 1) / 2
-        return round(share * (_WIDTH - 1))
+        return round(share * (width - 1))

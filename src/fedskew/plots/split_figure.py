@@ -304,7 +304,7 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
         cell.set_edgecolor("#cccccc")
     axes.set_title("distance of two clients: mean, below it worst / mean by chance", fontsize=9)
     sizes, entropy = found.sizes, found.label_entropy
-    note = f"rows a client {sizes['least']:,.0f} … {sizes['most']:,.0f}, Gini {sizes['gini']:.3f}"
+    note = f"rows per client {sizes['least']:,.0f} … {sizes['most']:,.0f}, Gini {sizes['gini']:.3f}"
     if entropy:
         note += f";  label entropy {entropy['least']:.2f} … {entropy['most']:.2f}, mean {entropy['mean']:.2f}"
     axes.text(0.5, 0.08, note, ha="center", va="center", fontsize=8, transform=axes.transAxes)

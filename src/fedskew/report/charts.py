@@ -14,9 +14,10 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
 from fedskew.plots.drawing import PALETTE
 from fedskew.plots.forest import ForestRow
-from fedskew.runs.summary import CLIENT_NAMES, NAMES
+from fedskew.server.score_names import CLIENT_NAMES, NAMES
 
 Option = dict[str, Any]
+LINE_STYLES = ("solid", "dashed", "dotted")  # in turn, so that no curve hides another one
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
 # Names below an axis: up to how many all are shown, and up to how many characters they are not aslant
@@ -41,9 +42,11 @@ FATES = {  # columns of the table of rounds, by name and colour
 }
 # Metrics up to 1
 SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")
+# Metrics that readers see in per cent
+IN_PERCENT = (*SHARES, "ece", "precision", "recall", "f1", "majority_rate", "one_class_rate")
 
 
-def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
+def frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
     """Return the parts that all charts with two axes have."""
     named: Option = {"nameLocation": "middle"}
     return {
@@ -81,9 +84,9 @@ def _line(table: int, column: str, name: str, **more: Any) -> Option:
     }
 
 
-def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Option:
+def curves(table: Mapping[str, Sequence[Any]], metric: str, title: str, best: bool) -> Option:
     """The metric of the global and of the clients' models, with the best round marked."""
-    option = _frame("", metric, axis=True, dataset=["rounds"])
+    option = frame("", title, axis=True, dataset=["rounds"])
     option["series"] = []
     for part, title in {**NAMES, **CLIENT_NAMES}.items():
         column = f"{part}_{metric}"
@@ -103,10 +106,13 @@ def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Optio
         option["series"].append(
             {**mark, "symbol": "diamond", "symbolSize": 13, "color": COLOURS["test"], "z": 5}
         )
-    return _up_to_one(option, metric)
+    return _of_metric(option, metric)
 
 
-def _up_to_one(option: Option, metric: str) -> Option:
+def _of_metric(option: Option, metric: str) -> Option:
+    """Let the y axis of a share be in per cent, and end at 1 where 1 is best."""
+    if metric in IN_PERCENT:
+        option["yAxis"]["percent"] = True
     if metric in SHARES:
         option["yAxis"]["max"] = 1
     return option
@@ -114,7 +120,7 @@ def _up_to_one(option: Option, metric: str) -> Option:
 
 def lines(columns: Mapping[str, str], title: str) -> Option:
     """Columns of the table of rounds, by name, with what they are called."""
-    option = _frame("", title, axis=True, dataset=["rounds"])
+    option = frame("", title, axis=True, dataset=["rounds"])
     return {**option, "series": [_line(0, column, name) for column, name in columns.items()]}
 
 
@@ -123,14 +129,15 @@ def overlaid(
     names: Mapping[str, str],
     column: str,
     metric: str,
+    title: str,
 ) -> Option:
     """A metric of several methods, by their names: the mean over seeds, and a band of one standard deviation."""
-    option = _frame("", metric, axis=True, dataset=list(tables), series=[])
+    option = frame("", title, axis=True, dataset=list(tables), series=[])
     for number, (label, table) in enumerate(tables.items()):
         if column not in table:
             continue
         colour = PALETTE[number % len(PALETTE)]
-        dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(PALETTE) % 3]}
+        dashed = {"width": 2, "type": LINE_STYLES[number % len(LINE_STYLES)]}
         option["series"].append(_line(number, column, names[label], color=colour, lineStyle=dashed))
         if f"{column} low" in table:
             band = {
@@ -142,15 +149,15 @@ def overlaid(
             option["series"].append(
                 {**band, "datasetIndex": number, "name": names[label], "color": colour, "z": 1}
             )
-    return _up_to_one(option, metric)
+    return _of_metric(option, metric)
 
 
-def forest(rows: Sequence[ForestRow], zone: float | None, reach: float) -> Option:
-    """Differences to a control with their intervals, one line a method with its verdict; the zone is shaded.
+def forest(rows: Sequence[ForestRow], zone: float | None, reach: float, x: str) -> Option:
+    """Differences to a control with their intervals, one line per method with its verdict; the zone is shaded.
 
     The axis goes as far as ``reach`` on both sides, so that panels of several skews can be compared.
     """
-    option = _frame("difference", "", legend={"show": False})
+    option = frame(x, "", legend={"show": False})
     names = [f"{row.name}: {row.verdict}" for row in rows]
     option["yAxis"] = {
         "type": "category", "data": names, "inverse": True,
@@ -203,7 +210,7 @@ def fates(table: Mapping[str, Sequence[Any]]) -> Option:
     """The outcomes of the clients of each round."""
     counts = {fate: np.array(table[fate]) for fate in FATES if fate != "answered"}
     counts["answered"] = np.array(table["clients"]) - sum(counts.values())
-    option = _frame("round", "clients", x_type="category")
+    option = frame("round", "clients", x_type="category")
     option["xAxis"]["data"] = [str(number) for number in table["round"]]
     option["yAxis"] |= {"scale": False, "minInterval": 1}
     look: Option = {"type": "bar", "stack": "fates", "barCategoryGap": "0%"}
@@ -217,7 +224,7 @@ def fates(table: Mapping[str, Sequence[Any]]) -> Option:
 
 def bars(names: Sequence[str], values: Sequence[float], x: str, y: str) -> Option:
     """One bar for each name."""
-    option = _frame(x, y, x_type="category")
+    option = frame(x, y, x_type="category")
     option["xAxis"]["data"] = list(names)
     option["yAxis"] |= {"scale": False, "minInterval": 1}
     option["grid"]["top"] = 12
@@ -262,9 +269,9 @@ def lorenz(weights: Floats) -> Option:
         share = total / total[-1]
     else:
         share = np.linspace(0, 1, len(total))
-    option = _frame("share of the clients, smallest weights first", "share of the weights")
-    option["xAxis"] |= {"max": 1}
-    option["yAxis"] |= {"max": 1, "scale": False}
+    option = frame("share of the clients, smallest weights first", "share of the weights")
+    option["xAxis"] |= {"max": 1, "percent": True}
+    option["yAxis"] |= {"max": 1, "scale": False, "percent": True}
     plain: Option = {"type": "line", "showSymbol": False}
     points = np.stack([at / (len(total) - 1), share[at]], 1).tolist()
     option["series"] = [
@@ -293,7 +300,7 @@ def heat_map(
     down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str
 ) -> Option:
     """A matrix: its colours are the shares, and what a reader is told beside them are the counts."""
-    option = _frame(x, y, x_type="category", legend={"show": False})
+    option = frame(x, y, x_type="category", legend={"show": False})
     option["xAxis"] |= {"data": list(across), "axisLabel": _labels(across)}
     option["yAxis"] = {
         "type": "category", "name": y, "data": list(down), "inverse": True, "nameLocation": "middle",
@@ -314,7 +321,7 @@ def heat_map(
     option["visualMap"] = {
         **look,
         "precision": 2,
-        "text": [f"{most:.3g} of the row", "0"],
+        "text": [f"{100 * most:.0f} % of the row", "0"],
         "itemHeight": 90,
         "itemWidth": 12,
     }

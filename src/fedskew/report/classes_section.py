@@ -1,6 +1,7 @@
 """The section of a run's page about classes: how well each is recognised, and which are taken for which."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from fedskew.core.streams import Ints
 from fedskew.report import charts
 from fedskew.report.html_page import Page, grid
 from fedskew.report.markup import Markup, table
+from fedskew.report.readable import in_words, shows
 from fedskew.study.run_data import RunData
 from fedskew.tasks.scores import class_table
 
@@ -34,8 +36,11 @@ def _by_class(names: Sequence[str], matrix: Ints) -> Markup:
         caption += f": the worst {len(order)} of {len(names)}"
     lines = []
     for k in order:
-        lines.append([names[k], *(values[k].item() for values in columns.values())])
-    return table(caption, ["class", *columns], lines)
+        line: list[Any] = [names[k]]
+        for name, values in columns.items():
+            line.append(shows(name)(values[k].item()))
+        lines.append(line)
+    return table(caption, ["class", *map(in_words, columns)], lines)
 
 
 def _confusion(page: Page, names: Sequence[str], matrix: Ints) -> Markup:

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedskew.report.html_page import Page
+from fedskew.core.units import ScoreUnit
+from fedskew.plots.drawing import PALETTE
+from fedskew.report.charts import LINE_STYLES, Option, frame
+from fedskew.report.html_page import Page, grid
 from fedskew.report.markup import Markup, table, tag
+from fedskew.report.readable import percent, shows
 from fedskew.study.comparison_rows import BOUND
 from fedskew.study.judging import ALONE
 from fedskew.study.run_data import RunData
@@ -16,23 +20,29 @@ if TYPE_CHECKING:
     from fedskew.study.comparison_table import Comparison
 
 _LISTED = 40  # clients in the table
+_WIDEST = 7  # methods in a table
+_POINTS = 200  # of a curve
+_SHARES = (10, 25, 50, 75, 90)  # per cent of the clients in the table of the curves
 Scores = Mapping[str, float]  # by client
 
 
 def add_gains(page: Page, found: "Comparison") -> None:
-    """Add what clients gain, if the models that they use are judged: by name where clients have one, or in shares."""
-    if found.rows.goal != "own":
+    """Add what clients gain on rows that they do not train on: as curves, in shares, and by name if they have one."""
+    if found.rows.goal != "own" and not found.rows.are_held_out:
         return
     parts: list[Markup] = []
-    for cell in found.judgement.families:
+    for number, cell in enumerate(found.judgement.families):
         by_label = _runs_of_cell(found, cell)
         if ALONE not in by_label and found.rows.rules.control not in by_label:
             continue
+        if len(by_label) < 2:
+            continue
         if cell:
             parts.append(tag("h3", cell))
+        parts.append(_curves(page, found, by_label, number))
         parts.append(_shares(found, by_label))
         if _are_named(by_label):
-            parts.append(_by_name(found, by_label))
+            parts += _by_name(found, by_label)
     if parts:
         page.section("clients", "What each client gains", *parts)
 
@@ -70,7 +80,7 @@ def _scores(run: RunData) -> dict[str, float]:
 
 
 def _gains(runs: Sequence[RunData], others: Sequence[RunData], sign: int) -> dict[str, list[float]]:
-    """Return by how much each client is better off than in the other runs of the same seeds, one number a seed."""
+    """Return by how much each client is better off than in the other runs of the same seeds, one number per seed."""
     by_seed = {}
     for run in others:
         by_seed[run.summary["seed"]] = _scores(run)
@@ -81,6 +91,59 @@ def _gains(runs: Sequence[RunData], others: Sequence[RunData], sign: int) -> dic
             if client in theirs:
                 gains.setdefault(client, []).append(sign * (score - theirs[client]))
     return gains
+
+
+def _curves(
+    page: Page, found: "Comparison", by_label: Mapping[str, Sequence[RunData]], number: int
+) -> Markup:
+    """Return the gains of all clients from the least to the largest, one curve for each method."""
+    unit = found.judgement.unit
+    base = _baselines(found, by_label)[0]
+    option = frame("share of the clients", f"gain over {base}{_in_brackets(unit)}")
+    option["xAxis"] |= {"min": 0, "max": 1, "percent": True, "scale": False}
+    option["series"] = []
+    head = [f"{share} % of the clients" for share in _SHARES]
+    rows = []
+    for place, (label, runs) in enumerate(by_label.items()):
+        gains = np.array(_of_all_seeds(runs, by_label[base], found.rows.sign)) * unit.factor
+        if label == base or not len(gains):
+            continue
+        shares = np.linspace(0, 1, min(len(gains), _POINTS))
+        points = np.stack([shares, np.quantile(gains, shares)], 1)
+        series: Option = {
+            "type": "line",
+            "name": label,
+            "showSymbol": len(points) == 1,
+            "color": PALETTE[place % len(PALETTE)],
+            "lineStyle": {"width": 2, "type": LINE_STYLES[place % len(LINE_STYLES)]},
+            "data": np.round(points, 4).tolist(),
+        }
+        option["series"].append(series)
+        quantiles = np.quantile(gains, np.array(_SHARES) / 100)
+        rows.append([label, *(f"{gain:+.{found.digits}f}" for gain in quantiles)])
+    if not rows:
+        return Markup()
+    numbers = table(
+        f"Gains over {base} that so many clients do not exceed", ["method", *head], rows
+    )
+    title = f"Gains of the clients over {base}"
+    says = "All clients of all seeds, from the least gain to the largest: below 0 a client is worse off."
+    return grid(page.chart(f"gains-{number}", title, option, says, numbers))
+
+
+def _in_brackets(unit: ScoreUnit) -> str:
+    """Return the unit of differences as it stands after a title."""
+    if unit.of_differences:
+        return f" ({unit.of_differences.strip()})"
+    return ""
+
+
+def _of_all_seeds(runs: Sequence[RunData], others: Sequence[RunData], sign: int) -> list[float]:
+    """Return the gains of all clients in all seeds."""
+    values = []
+    for of_client in _gains(runs, others, sign).values():
+        values += of_client
+    return values
 
 
 def _baselines(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> list[str]:
@@ -97,7 +160,8 @@ def _shares(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> M
     head = ["method"]
     baselines = _baselines(found, by_label)
     for baseline in baselines:
-        head += [f"better off than {baseline}", f"worse off than {baseline}", "least gain"]
+        least = f"least gain{_in_brackets(found.judgement.unit)}"
+        head += [f"better off than {baseline}", f"worse off than {baseline}", least]
     rows = []
     for label, runs in by_label.items():
         row: list[str | None] = [label]
@@ -105,15 +169,13 @@ def _shares(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> M
             if baseline == label:
                 row += [None, None, None]
                 continue
-            values = []
-            for of_client in _gains(runs, by_label[baseline], found.rows.sign).values():
-                values += of_client
-            row += _summed_up(values)
+            values = _of_all_seeds(runs, by_label[baseline], found.rows.sign)
+            row += _summed_up(found, values)
         rows.append(row)
     return table("Clients that gain and lose, of all seeds together", head, rows)
 
 
-def _summed_up(gains: Sequence[float]) -> list[str | None]:
+def _summed_up(found: "Comparison", gains: Sequence[float]) -> list[str | None]:
     """Return the share of clients that gain, of those that lose, and the least gain."""
     if not gains:
         return [None, None, None]
@@ -123,13 +185,18 @@ def _summed_up(gains: Sequence[float]) -> list[str | None]:
         better += gain > 0
         worse += gain < 0
     return [
-        f"{better / len(gains):.0%}",
-        f"{worse / len(gains):.0%}",
-        f"{min(gains):+.3f}",
+        percent(better / len(gains)),
+        percent(worse / len(gains)),
+        _gain(found, min(gains)),
     ]
 
 
-def _by_name(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> Markup:
+def _gain(found: "Comparison", gain: float) -> str:
+    """Return a gain in the unit of the page."""
+    return f"{found.judgement.unit.factor * gain:+z.{found.digits}f}"
+
+
+def _by_name(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> list[Markup]:
     """Return the mean score of every client by name: alone, with the control, and its gains with every method."""
     baselines = _baselines(found, by_label)
     base = baselines[0]
@@ -138,20 +205,31 @@ def _by_name(found: "Comparison", by_label: Mapping[str, Sequence[RunData]]) -> 
     for label, runs in by_label.items():
         if label != base:
             gains[label] = _gains(runs, by_label[base], found.rows.sign)
-    rows = []
-    for client, mean in means.items():
-        row: list[str | None] = [client, f"{mean:.3f}"]
-        for by_client in gains.values():
-            of_client = by_client.get(client)
-            cell = None
-            if of_client:
-                cell = f"{fmean(of_client):+.3f}"
-            row.append(cell)
-        rows.append(row)
+    unit = found.judgement.unit
     caption = f"Each client: its score with {base}, and its mean gain with each method"
-    if len(rows) > _LISTED:
-        caption += f" (the first {_LISTED} of {len(rows)})"
-    return table(caption, ["client", base, *gains], rows[:_LISTED])
+    caption += _in_brackets(unit)
+    if len(means) > _LISTED:
+        caption += f" (the first {_LISTED} of {len(means)})"
+    labels = list(gains)
+    tables = []
+    for start in range(0, max(len(labels), 1), _WIDEST):
+        several = labels[start : start + _WIDEST]
+        rows = []
+        for client, mean in list(means.items())[:_LISTED]:
+            row: list[str | None] = [client, shows(found.rows.metric)(mean)]
+            for label in several:
+                of_client = gains[label].get(client)
+                cell = None
+                if of_client:
+                    cell = _gain(found, fmean(of_client))
+                row.append(cell)
+            rows.append(row)
+        tables.append(table(caption, ["client", base, *several], rows))
+    first, *others = tables
+    if not others:
+        return [first]
+    summary = tag("summary", f"{len(labels) - _WIDEST} more methods")
+    return [first, tag("details", summary, *others)]
 
 
 def _mean_scores(runs: Sequence[RunData]) -> dict[str, float]:

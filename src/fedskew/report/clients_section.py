@@ -5,6 +5,7 @@ import numpy as np
 from fedskew.report import charts
 from fedskew.report.html_page import MOST_ROWS, Page, grid, pairs
 from fedskew.report.markup import Markup, table
+from fedskew.report.readable import in_words, percent, shows
 from fedskew.study.run_data import Holdings, RunData
 
 
@@ -70,20 +71,28 @@ def add_clients(page: Page, run: RunData) -> None:
 
 def _scores(page: Page, run: RunData, metric: str) -> Markup:
     scores = run.scored.values()
-    option, rows = charts.histogram(scores, f"{metric} of a client")
-    says = f"{len(scores):,} clients, from {scores.min():.4g} to {scores.max():.4g}, mean {scores.mean():.4g}."
+    name = in_words(metric)
+    show = shows(metric)
+    if metric in charts.IN_PERCENT:
+        option, rows = charts.histogram(100 * scores, f"{name} of a client (%)")
+    else:
+        option, rows = charts.histogram(scores, f"{name} of a client")
+    says = f"{len(scores):,} clients, from {show(scores.min())} to {show(scores.max())}, mean {show(scores.mean())}."
     where = run.summary.get(f"client_{metric}_rows", run.summary.get("client_accuracy_rows"))
     if where:
         says += f" On {where}."
-    numbers = table("Clients by their metric", [metric, "clients"], rows)
-    return page.chart("clients", f"{metric} of the clients", option, says, numbers)
+    numbers = table(f"Clients by their {name}", [option["xAxis"]["name"], "clients"], rows)
+    title = f"{name[0].upper()}{name[1:]} of the clients"
+    return page.chart("clients", title, option, says, numbers)
 
 
 def _left_behind(run: RunData, metric: str) -> Markup:
     lines = []
     for row in run.scored.left_behind():
-        lines.append([row.get("name") or row["client"], row["rows"], row[metric]])
-    return table("Clients left behind, the worst first", ["client", "rows", metric], lines)
+        score = shows(metric)(row[metric])
+        lines.append([row.get("name") or row["client"], row["rows"], score])
+    head = ["client", "rows", in_words(metric)]
+    return table("Clients left behind, the worst first", head, lines)
 
 
 def _weights(page: Page, run: RunData) -> Markup:
@@ -92,12 +101,15 @@ def _weights(page: Page, run: RunData) -> Markup:
     gini = run.summary["gini_of_client_weights"]
     tenth = -(-len(weights) // 10)  # rounded up
     top = np.sort(weights)[::-1][:tenth].sum() / max(weights.sum(), 1e-300)
-    says = f"Gini coefficient {gini:.3f}; the tenth of the clients with the largest weights has {top:.1%} of them."
+    says = f"Gini coefficient {gini:.3f}; the tenth of the clients with the largest weights has {percent(top)} of them."
     option = charts.lorenz(weights)
     points = option["series"][0]["data"]
     step = -(-len(points) // MOST_ROWS)
     head = ["share of the clients", "share of the weights"]
-    numbers = table("Lorenz curve", head, points[::step])
+    rows = []
+    for share, of_weights in points[::step]:
+        rows.append([percent(share), percent(of_weights)])
+    numbers = table("Lorenz curve", head, rows)
     return page.chart("lorenz", "Weights of the clients (Lorenz curve)", option, says, numbers)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedskew.algorithms.titles import title_of
 from fedskew.plots.drawing import Curve
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
 from fedskew.study.comparison_rows import SCORE
 from fedskew.study.comparison_table import Comparison
 from fedskew.study.run_data import RunData

@@ -11,10 +11,8 @@ from fedskew.report.charts import SHARES
 from fedskew.report.comparison_curves import curve_panels, curve_title
 from fedskew.report.comparison_latex import latex_table
 from fedskew.report.comparison_page import comparison_page
-from fedskew.report.page import PageWriter
 from fedskew.runs.folder import PAGE
 from fedskew.runs.runner import only_warned
-from fedskew.study.compare import Writers
 from fedskew.study.comparison_table import Comparison
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
@@ -94,7 +92,3 @@ def files_of(folder: Path) -> Iterable[Path]:
     for figure in (CURVES, FOREST):
         names += [f"{figure}.{ending}" for ending in _ENDINGS]
     return [folder / name for name in names if (folder / name).is_file()]
-
-
-# A page for each run, and all files of the comparison
-WRITERS = Writers([PageWriter()], write_comparison)

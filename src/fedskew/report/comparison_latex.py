@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedskew.algorithms.titles import title_of
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
 from fedskew.study.comparison_rows import SCORE, Configuration
 from fedskew.study.comparison_table import Comparison
 from fedskew.study.run_data import name_of

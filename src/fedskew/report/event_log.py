@@ -4,7 +4,6 @@ A line is written by one call, and a line that was written in part only (a full 
 the next one. A resumed run goes on in the same file.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,18 +172,3 @@ def append_line(path: Path, line: bytes) -> None:
         os.write(file, line)
     finally:
         os.close(file)
-
-
-def read_events(folder: Path) -> list[Row]:
-    """Return the events of a run, the first one first; a line that is not there to its end is left out."""
-    path = folder / EVENTS
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")
-    events: list[Row] = []
-    for line in lines:
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event:
-                events.append(event)
-    return events

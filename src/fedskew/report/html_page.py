@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -73,15 +73,9 @@ class Page:
             links.append(tag("a", title, href=f"#{name}"))
             head = tag("h2", title, id=f"{name}-title")
             body.append(tag("section", head, *parts, id=name, aria_labelledby=f"{name}-title"))
-        switch = [tag("legend", "Curves against")]
-        if len(axes) > 1:
-            for name, title in axes.items():
-                button = Markup(f'<input type="radio" name="axis" value="{escaped(name)}">')
-                switch.append(tag("label", button, title))
         return {
             "title": self.title,
             "links": joined(links),
-            "axes": joined(switch),
             "body": joined(body),
             "data": {"tables": self.tables, "charts": self.charts, "axes": axes},
         }
@@ -137,6 +131,17 @@ def grid(*parts: Markup) -> Markup:
     return tag("div", *parts, class_="grid")
 
 
+def curve_switch(axes: Mapping[str, str]) -> Markup:
+    """Return the switch of what curves are drawn against; nothing where there is one choice only."""
+    if len(axes) < 2:
+        return Markup()
+    parts = [tag("legend", "Curves against")]
+    for name, title in axes.items():
+        button = Markup(f'<input type="radio" name="axis" value="{escaped(name)}">')
+        parts.append(tag("label", button, title))
+    return tag("fieldset", *parts, class_="axes")
+
+
 def listed(texts: Sequence[str]) -> list[Markup]:
     """Return texts as items of a list."""
     return [tag("li", text) for text in texts]
@@ -151,20 +156,31 @@ def pairs(values: Mapping[str, Any], kind: str) -> Markup:
 
 
 def numbers_of_rounds(
-    curves: Mapping[str, Sequence[Any]], columns: Sequence[str], caption: str
+    curves: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, str],
+    caption: str,
+    show: Callable[[Any], Any] = shown,
 ) -> Markup:
-    """Return columns of the table of rounds, with rows at even steps where there are many."""
+    """Return columns of the table of rounds by their titles, with rows at even steps where there are many."""
     count = len(curves["round"])
     at = np.unique(np.linspace(0, count - 1, min(count, MOST_ROWS)).astype(np.int64)).tolist()
     rows = []
     for place in at:
-        rows.append([curves[name][place] for name in ("round", *columns)])
+        row = [curves["round"][place]]
+        for name in columns:
+            row.append(show(curves[name][place]))
+        rows.append(row)
     if len(at) < count:
         caption += f" ({len(at)} of {count} rounds)"
-    return table(caption, ["round", *columns], rows)
+    return table(caption, ["round", *columns.values()], rows)
 
 
-def ends_of(curves: Mapping[str, Sequence[Any]], column: str) -> str:
+def ends_of(
+    curves: Mapping[str, Sequence[Any]],
+    column: str,
+    title: str,
+    show: Callable[[Any], Any] = shown,
+) -> str:
     """Say where a curve begins and ends."""
     known = []
     for number, value in zip(curves["round"], curves[column], strict=True):
@@ -172,4 +188,4 @@ def ends_of(curves: Mapping[str, Sequence[Any]], column: str) -> str:
             known.append((number, value))
     first, start = known[0]
     last, end = known[-1]
-    return f"{column}: {start:.4g} in round {first}, {end:.4g} in round {last}"
+    return f"{title}: {show(start)} in round {first}, {show(end)} in round {last}"

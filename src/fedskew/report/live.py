@@ -6,7 +6,7 @@ the loopback address alone, answers two paths that contain a secret, and nothing
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +15,13 @@ from typing import Any
 
 from fedskew.core.config import read_file
 from fedskew.core.streams import Ints
+from fedskew.core.units import TIMES
 from fedskew.data.federation import shown_clients
 from fedskew.report.html_page import live_content, live_page
 from fedskew.report.loopback import ADDRESS, LoopbackServer
+from fedskew.report.readable import amount
 from fedskew.report.run_page import run_content
+from fedskew.report.status import RECENT
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.folder import Row, RunFolder, to_json
@@ -81,6 +84,30 @@ def _so_far(server: Server, folder: Path) -> LiveData:
     return LiveData(run_on_disk(disk, summary), server)
 
 
+def _stands(run: RunData, rounds: int) -> str:
+    """Return after which round the page was made, and how long the others take if they take as long as the last ones.
+
+    Both follow from the tables that the page shows, so that its first line, its cards and its curves never disagree.
+    """
+    done = run.rounds["round"][-1]
+    text = f"Round {done} of {rounds}"
+    seconds = [row["seconds"] for row in run.disk.table(on_disk.TIMING)[-RECENT:]]
+    if done < rounds and seconds:
+        left = (rounds - done) * sum(seconds) / len(seconds)
+        text += f", about {amount(left, TIMES)} left"
+    return f"{text}."
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a browser gets: always replaced as a whole, as another thread hands it out."""
+
+    version: int
+    says: str
+    content: Mapping[str, Any]
+    ended: bool = False
+
+
 class LivePage(Callback):
     """A callback that serves the page of a run, and makes it again while the run goes on."""
 
@@ -92,13 +119,10 @@ class LivePage(Callback):
         # When the page was made last, and how long that took
         self._made = -float("inf")
         self._cost = 0.0
-        self._version = 0
         # When a browser asked last, and which version it got
         self._asked = -float("inf")
         self._given = 0
-        self._says = "No round has ended yet."
-        self._ended = False
-        self._content = live_content()
+        self._shown = _Shown(0, "No round has ended yet.", live_content())
 
     @property
     def url(self) -> str:
@@ -109,41 +133,37 @@ class LivePage(Callback):
         """Remember what the page is about; a resumed run has rounds to show."""
         self._run = server, folder
         if rows:
-            self._make(f"Round {rows[-1]['round']} of {server.settings.rounds}.")
+            self._make(server.settings.rounds)
 
     def on_round_end(self, result: RoundResult, rounds: int) -> None:
         """Make the page again, if that is due."""
-        says = f"Round {result.round['round']} of {rounds}."
         if time.monotonic() - self._made >= max(_EVERY, self._cost / _SHARE):
-            self._make(says)
-        else:
-            self._says = says
+            self._make(rounds)
 
-    def _make(self, says: str) -> None:
+    def _make(self, rounds: int) -> None:
         assert self._run
         server, folder = self._run
         if folder is None:
             return
         began = time.monotonic()
         with only_warned("the live page"):
-            self._content = run_content(_so_far(server, folder))
-            self._version += 1
+            run = _so_far(server, folder)
+            self._show(_stands(run, rounds), run_content(run))
         self._made = time.monotonic()
-        self._says = says
         self._cost = self._made - began
+
+    def _show(self, says: str, content: Mapping[str, Any], ended: bool = False) -> None:
+        self._shown = _Shown(self._shown.version + 1, says, content, ended)
 
     def on_run_end(self, run: Run) -> None:
         """Make the page of the finished run."""
         if run.folder is None:
             return
+        content = self._shown.content
         with only_warned("the live page"):
-            self._content = run_content(RunData(run))
-        self._end(f"The run has ended. Its page is {run.folder / on_disk.PAGE}.")
-
-    def _end(self, says: str) -> None:
-        self._version += 1
-        self._says = says
-        self._ended = True
+            content = run_content(RunData(run))
+        says = f"The run has ended. Its page is {run.folder / on_disk.PAGE}."
+        self._show(says, content, ended=True)
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Return type and content of what is served under a path; None where there is nothing."""
@@ -152,10 +172,10 @@ class LivePage(Callback):
         if path != f"/{self._secret}/data":
             return None
         self._asked = time.monotonic()
-        version = self._version
-        state = {"version": version, "says": self._says, "ended": self._ended, **self._content}
-        content = to_json(state).encode()
-        self._given = version
+        shown = self._shown
+        state = {"version": shown.version, "says": shown.says, "ended": shown.ended}
+        content = to_json({**state, **shown.content}).encode()
+        self._given = shown.version
         return "application/json", content
 
     def start(self) -> None:
@@ -164,11 +184,13 @@ class LivePage(Callback):
 
     def stop(self) -> None:
         """Let a browser that is there have the last version, and free the port."""
-        if not self._ended:
-            self._end(f"The run was stopped. {self._says}")
+        shown = self._shown
+        if not shown.ended:
+            says = shown.says.split(", about ")[0].rstrip(".")
+            self._show(f"The run was stopped. {says}.", shown.content, ended=True)
         until = min(time.monotonic() + _LAST, self._asked + _WATCHED)
         try:
-            while self._given < self._version and time.monotonic() < until:
+            while self._given < self._shown.version and time.monotonic() < until:
                 time.sleep(0.05)
         finally:  # also after a second Ctrl-C
             self._http.stop()

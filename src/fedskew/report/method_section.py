@@ -3,6 +3,7 @@
 from fedskew.report import charts
 from fedskew.report.html_page import Page, ends_of, grid, numbers_of_rounds
 from fedskew.report.markup import Markup
+from fedskew.report.readable import in_words
 from fedskew.study.client_columns import PROFILE
 from fedskew.study.run_data import RunData
 
@@ -40,7 +41,8 @@ def _method_figures(page: Page, run: RunData) -> list[Markup]:
         figures += _figure(page, run, start.strip("_"), title, columns)
     figures += _client_figures(page, run)
     for number, name in enumerate(remaining[:_MOST_OWN]):
-        figures += _figure(page, run, f"own-{number}", name, {name: name})
+        title = in_words(name)
+        figures += _figure(page, run, f"own-{number}", title, {name: title})
     return figures
 
 
@@ -70,6 +72,9 @@ def _figure(
     y_title = ""
     if len(columns) == 1:
         y_title = title
-    says = "; ".join(ends_of(run.curves, column) for column in list(columns)[:2])
-    numbers = numbers_of_rounds(run.curves, list(columns), title)
+    ends = []
+    for column, called in list(columns.items())[:2]:
+        ends.append(ends_of(run.curves, column, called))
+    says = "; ".join(ends)
+    numbers = numbers_of_rounds(run.curves, columns, title)
     return [page.chart(name, title, charts.lines(columns, y_title), f"{says}.", numbers)]

@@ -9,6 +9,7 @@ let printing = false;
 let axis = "round";
 
 const dark = () => !printing && (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+const percent = (value) => (typeof value === "number" ? `${Number((100 * value).toPrecision(4))} %` : "–");
 const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(5))) : (value ?? "–"));
 
 // The edges of a band are two columns of the table that its curve is from.
@@ -34,10 +35,11 @@ function prepared(name) {
   const rule = dark() ? "#38444f" : "#d3dae0";
   option.backgroundColor = "transparent";
   option.animation = false;
-  option.tooltip.valueFormatter = short;
+  option.tooltip.valueFormatter = option.yAxis.percent ? percent : short;
   option.legend.textStyle = { color: dark() ? "#e8edf1" : "#1a2229" };
   for (const one of [option.xAxis, option.yAxis]) {
     one.axisLabel = { ...one.axisLabel, color: quiet };
+    if (one.percent) one.axisLabel.formatter = percent;
     one.nameTextStyle = { color: quiet };
     one.axisLine = { lineStyle: { color: quiet } };
     one.splitLine = { show: one.type === "value", lineStyle: { color: rule } };
@@ -52,6 +54,10 @@ function prepared(name) {
     option.xAxis.name = data.axes[axis];
     option.xAxis.scale = axis === "round";
     option.xAxis.minInterval = axis === "round" ? 1 : 0;
+    option.xAxis.min = axis === "round" ? "dataMin" : 0;
+    option.xAxis.max = "dataMax";
+    option.xAxis.axisLabel.formatter = (value) => String(Number(value.toPrecision(3)));
+    option.xAxis.axisLabel.hideOverlap = true;
     for (const series of option.series) {
       series.encode = { ...series.encode, x: axis };
       if (series.band) {
@@ -88,7 +94,8 @@ button.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark";
   draw();
 });
-document.getElementById("axes").addEventListener("change", (event) => {
+document.addEventListener("change", (event) => {
+  if (event.target.name !== "axis") return;
   axis = event.target.value;
   draw();
 });
@@ -124,11 +131,11 @@ function put(place, html) {
 function replace(fresh) {
   const opened = [...document.querySelectorAll("details[open]")].map((details) => details.closest("[id]").id);
   const focused = document.activeElement.closest("figure")?.id;
+  const switching = document.activeElement.name === "axis";
   const scrolled = scrollY;
   data = fresh.data;
   document.title = document.querySelector("h1").textContent = fresh.title;
   put(document.querySelector("nav"), fresh.links);
-  put(document.getElementById("axes"), fresh.axes);
   put(document.getElementById("sections"), fresh.body);
   for (const id of opened) {
     const details = document.getElementById(id)?.querySelector("details");
@@ -136,6 +143,7 @@ function replace(fresh) {
   }
   show();
   scrollTo(0, scrolled);
+  if (switching) document.querySelector("input[name=axis]:checked")?.focus({ preventScroll: true });
   if (focused) document.getElementById(focused)?.querySelector("summary").focus({ preventScroll: true });
 }
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically
-from fedskew.report.comparison_page import comparison_page
 from fedskew.report.html_page import html_file
 from fedskew.report.run_page import run_content
 from fedskew.runs import folder as on_disk
@@ -47,12 +46,14 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
         raise FedskewError("a report needs a run: name its folder")
     place = out or folders[0] / on_disk.PAGE
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise FedskewError(f"--out {out} is no file in an existing folder: give another")
-    from fedskew.study.read_comparison import comparison
-
+        raise FedskewError(f"--out {out} is not a file in an existing folder: give another")
     if len(folders) == 1 and not (folders[0] / on_disk.GROUP).is_file():
         content = _page_of_run(RunData(open_run(folders[0])))
     else:
+        # Not needed for the page of a run, which every training writes
+        from fedskew.report.comparison_page import comparison_page
+        from fedskew.study.read_comparison import comparison
+
         content = comparison_page(comparison(folders))
     write_atomically(place, content)
     return place

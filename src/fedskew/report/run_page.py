@@ -1,39 +1,58 @@
 """The page of a run: its results, its curves, its clients, what its method did, and how to run it again."""
 
+import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
+from fedskew.core.units import SIZES, TIMES
 from fedskew.report import charts
 from fedskew.report.classes_section import add_classes
 from fedskew.report.clients_section import add_clients, add_holdings
-from fedskew.report.html_page import Page, ends_of, grid, numbers_of_rounds, pairs
+from fedskew.report.html_page import (
+    Page,
+    curve_switch,
+    ends_of,
+    grid,
+    numbers_of_rounds,
+    pairs,
+)
 from fedskew.report.markup import Markup, tag
 from fedskew.report.method_section import add_method
+from fedskew.report.readable import amount, in_words, rows_in_words, shows
+from fedskew.report.settings_section import settings_parts
 from fedskew.runs import folder as on_disk
-from fedskew.runs.choices import from_python
-from fedskew.runs.summary import CLIENT_NAMES, NAMES, without_shared_score
+from fedskew.runs.recorded_config import from_python
+from fedskew.runs.summary_reading import without_shared_score
+from fedskew.server.score_names import CLIENT_NAMES, NAMES
 from fedskew.study.run_data import RunData, name_of, spelled
 
 _TILES = {  # of the summary, with their titles
-    "test_{metric}_last": "test {metric}, last round",
-    "test_{metric}_best": "test {metric}, best round",
-    "own_test_{metric}_mean": "personal models, test {metric}",
-    "client_{metric}_mean": "clients, mean {metric}",
-    "client_{metric}_worst_10_percent": "clients, worst 10 %",
-    "gini_of_client_weights": "Gini of the weights",
-    "simulated_seconds": "simulated seconds",
-    "seconds": "real seconds",
+    "test_{metric}_last": "test {name}, last round",
+    "test_{metric}_best": "test {name}, best round",
+    "own_test_{metric}_mean": "personal models, test {name}",
+    "client_{metric}_mean": "clients, mean {name}",
+    "client_{metric}_worst_10_percent": "worst 10 % of the clients, {name}",
 }
+_FACTS = (
+    "clients",
+    "clients_per_round",
+    "parameters",
+    "frozen_parameters",
+    "trained_bytes",
+    "frozen_bytes",
+    "weights",
+    "metric",
+)
 _FATES = ("late", "dropped", "excluded")
-_CHOICES = ("data", "skew", "algorithm", "model", "task", "fleet")
+_SETTLED = re.compile(r",min_size=\d+|:min_size=\d+(?= |$)")
 _VERSIONS = ("fedskew", "python", "torch", "numpy", "platform", "device")
 
 
 def run_content(run: RunData) -> dict[str, Any]:
     """Return what the page of one run shows."""
     summary = run.summary
-    title = f"{summary['algorithm']} on {name_of(summary['data'])}, {summary['skew']}"
-    page = Page(title, {"rounds": run.curves})
+    page = Page(_title(summary), {"rounds": run.curves})
     _add_results(page, run)
     page.warnings(run.warnings())
     _add_curves(page, run)
@@ -45,13 +64,29 @@ def run_content(run: RunData) -> dict[str, Any]:
     return page.content(run.drawn.axes)
 
 
+def _title(summary: Mapping[str, Any]) -> str:
+    """Return method, data and skew, without options of the skew that it settles itself where nobody gives them."""
+    title = f"{summary['algorithm']} on {name_of(summary['data'])}"
+    skew = _SETTLED.sub("", str(summary["skew"]))
+    if skew == "natural":
+        return title
+    return f"{title}, {skew}"
+
+
 def _add_results(page: Page, run: RunData) -> None:
-    values = {}
+    values: dict[str, Any] = {}
+    name = in_words(run.metric)
     for key, title in _TILES.items():
         value = run.summary.get(key.format(metric=run.metric))
         if value is not None:
-            values[title.format(metric=run.metric)] = value
-    values["megabytes sent"] = (run.summary["bytes_down"] + run.summary["bytes_up"]) / 1e6
+            values[title.format(name=name)] = shows(run.metric)(value)
+    sent = run.summary["bytes_down"] + run.summary["bytes_up"]
+    values["sent, both ways"] = amount(sent, SIZES)
+    # Nodes have no virtual clock
+    if "simulated_seconds" in run.summary:
+        values["simulated time"] = amount(run.summary["simulated_seconds"], TIMES)
+    values["real time"] = amount(run.summary["seconds"], TIMES)
+    values["Gini coefficient of the weights"] = run.summary["gini_of_client_weights"]
     why = []
     for text in without_shared_score([str(run.summary["algorithm"])], [run.summary]):
         why.append(tag("p", text))
@@ -64,50 +99,53 @@ def _add_curves(page: Page, run: RunData) -> None:
         lost = sum(run.summary[f"{fate}_updates"] for fate in _FATES)
         says = f"{lost:,} of {run.summary['updates']:,} updates were lost."
         caption = "Outcomes of the clients of each round"
-        numbers = numbers_of_rounds(run.curves, ["clients", *_FATES], caption)
+        columns = {name: name for name in ("clients", *_FATES)}
+        numbers = numbers_of_rounds(run.curves, columns, caption)
         figures.append(page.chart("fates", "Lost updates", charts.fates(run.curves), says, numbers))
-    page.section("curves", "Curves", grid(*figures))
+    page.section("curves", "Curves", curve_switch(run.drawn.axes), grid(*figures))
 
 
 def _curve(page: Page, run: RunData, metric: str) -> Markup:
     """Return the curves of one metric on all parts that were evaluated."""
-    columns = []
+    name = in_words(metric)
+    show = shows(metric)
+    columns = {}
     for part in (*NAMES, *CLIENT_NAMES):
         if f"{part}_{metric}" in run.curves:
-            columns.append(f"{part}_{metric}")
-    column_in_words = columns[0]
+            columns[f"{part}_{metric}"] = rows_in_words(part)
+    said = next(iter(columns))
     if f"test_{metric}" in columns:
-        column_in_words = f"test_{metric}"
-    says = ends_of(run.curves, column_in_words)
+        said = f"test_{metric}"
+    says = ends_of(run.curves, said, columns[said], show)
     has_best = metric == run.metric and "best round" in run.curves
     if has_best:
         best = run.summary[f"test_{metric}_best"]
-        says += f"; best {best:.4g} in round {run.summary[f'test_{metric}_best_round']}"
+        says += f"; best {show(best)} in round {run.summary[f'test_{metric}_best_round']}"
     drawn = len(run.curves["round"])
     rounds = len(run.rounds["round"])
     if drawn < rounds:
         says += f"; {drawn:,} of {rounds:,} rounds are drawn"
-    option = charts.curves(run.curves, metric, has_best)
-    numbers = numbers_of_rounds(run.curves, columns, metric)
-    return page.chart(metric, metric, option, says + ".", numbers)
+    option = charts.curves(run.curves, metric, name, has_best)
+    numbers = numbers_of_rounds(run.curves, columns, name, show)
+    title = f"{name[0].upper()}{name[1:]}"
+    return page.chart(metric, title, option, f"{says[0].upper()}{says[1:]}.", numbers)
 
 
 def _add_setting(page: Page, run: RunData) -> None:
     """Add what was run, on what, and how to run it again."""
     config = run.record.config
     facts = {}
-    for kind in _CHOICES:
-        facts[kind] = spelled(config.get(kind, run.summary.get(kind)))
-    for key in ("clients", "clients_per_round", "parameters", "weights", "metric"):
-        facts[key] = run.summary[key]
-    for key, value in config.items():
-        if key not in facts and not isinstance(value, dict):
-            facts[key] = value
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            facts[name] = run.summary.get(name, spelled(value))
+    for name in _FACTS:
+        if name in run.summary:
+            facts[name] = run.summary[name]
     versions = {name: run.environment.get(name) for name in _VERSIONS}
     page.section(
         "setting", "What was run",
         tag("h3", "Run it again"), *_again(run),
-        tag("h3", "Choices and settings"), pairs(facts, "facts"),
+        tag("h3", "Settings"), *settings_parts(config, facts),
         tag("h3", "Versions"), pairs(versions, "facts"),
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """How a run stands, from its folder alone: whether it goes on, how far it is, and whom it waits for."""
 
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,12 +12,11 @@ from typing import Any, Literal
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import holder
-from fedskew.report.event_log import read_events
+from fedskew.report.recorded_events import read_events
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import APP, RUN, Row, RunFolder
-from fedskew.runs.summary import CLIENT_NAMES, NAMES
-from fedskew.study.member import FAILED
-from fedskew.study.study_folder import read_members
+from fedskew.server.score_names import CLIENT_NAMES, NAMES
+from fedskew.study.member import FAILED, read_members
 
 RECENT = 50  # rounds, from whose duration the time left is estimated
 _PARTS = sorted((*NAMES, *CLIENT_NAMES), key=len, reverse=True)
@@ -185,7 +185,7 @@ def _then(disk: RunFolder, state: str, nodes: bool) -> str | None:
         case "finished":
             if (disk.path / on_disk.PAGE).exists():
                 return f"its page is {disk.path / on_disk.PAGE}"
-            return None
+            return f"make its page: fedskew report {shlex.quote(str(disk.path))}"
         case "stopped":
             if nodes:
                 return "go on with it: flwr run APP --stream"
