@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.advice.candidates import Candidate, candidates, findings
+from fedskew.advice.evidence import Evidence, evidence_for, first_learning_rate, ruled_out
 from fedskew.advice.recommendation import GOALS, Recommendation, recommend
 from fedskew.algorithms.contract import resolve
 from fedskew.batchnorm.masked import has_batch_norm
@@ -22,7 +23,7 @@ from fedskew.study.judge import FEWEST_BLOCKS, Rules, checked_zone
 from fedskew.study.judging import CONTROL
 from fedskew.study.row_worth import row_and_zone, row_worth
 from fedskew.study.study_folder import is_a_share
-from fedskew.study.trials import Trials, Tried
+from fedskew.study.trials import Fate, Trials, Tried
 from fedskew.tasks.task import Task
 
 NEARLY_ALL = 0.9
@@ -35,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Advice:
-    """The result of ``advise``: recommendations, what became of every candidate, and what was measured.
+    """The result of ``advise``: recommendations, what became of every candidate, what was measured, and the atlas.
 
     ``as_dict`` is for JSON.
     """
@@ -49,6 +50,7 @@ class Advice:
     seeds: int
     findings: Sequence[str]
     notes: Sequence[str]
+    evidence: Evidence
 
     def for_goal(self, goal: Goal) -> Recommendation:
         """Return the recommendation for a goal: shared, or own."""
@@ -81,7 +83,11 @@ class Advice:
                     "clients_over": found.clients_over,
                 }
             )
+        atlas = {}
+        for goal, near in self.evidence.items():
+            atlas[goal] = {"says": near.says, "cells": near.names, "best": near.best}
         return {
+            "atlas": atlas,
             "recommendations": recommendations,
             "tried": tried,
             "metric": self.metric,
@@ -99,6 +105,10 @@ class Advice:
         lines = ["Clients"]
         for finding in self.findings:
             lines.append(f"  {finding}")
+        if self.evidence:
+            lines += ["", "The atlas"]
+        for goal, near in self.evidence.items():
+            lines.append(f"  for {GOALS[goal]}: {near.says}")
         lines.append("")
         for found in self.recommendations:
             lines += [f"For {GOALS[found.goal]}: {found.method}", f"  {found.says}"]
@@ -106,7 +116,7 @@ class Advice:
         return "\n".join([*lines, "", *self._table(), "", *self.notes])
 
     def _table(self) -> list[str]:
-        """Return what became of every candidate, one line a method below a heading."""
+        """Return what became of every candidate, one line per method below a heading."""
         because = self._because()
         wide = max(len(one.method) for one in self.tried) + 2
         fate = max(len(one.fate) for one in self.tried) + 2
@@ -159,7 +169,8 @@ def advise(
     """Recommend a method for a federation, from its heterogeneity and from short trials paired over seeds.
 
     Trials set rows of every client's training rows aside, to judge by and to choose learning rates by; test rows are
-    not used. A method is recommended only if it is better than FedAvg by more than the zone.
+    not used. A method is recommended only if it is better than FedAvg by more than the zone. The nearest cells of the
+    atlas give a first learning rate, and rule out methods that were no better than FedAvg in any of them.
 
     Args:
         fed: what ``split`` returned
@@ -169,7 +180,7 @@ def advise(
         equal: the zone, differences up to which are of no interest; by default half a point, or two rows
         say: is called with a line before each method
         settings: of the training, as for ``train``; ``rounds`` is the most that a trial may have, by default 100, and
-            without ``lr`` one of three is chosen for every method
+            without ``lr`` one of three around that of the nearest cell is chosen for every method
     """
     _check(fed, budget, seeds, settings)
     zone = checked_zone(equal)
@@ -179,13 +190,16 @@ def advise(
     heterogeneity = measure(fed)
     named = candidates(heterogeneity, has_batch_norm(server.job.model))
     refused = _refusals(fed, model, named, chosen)
+    evidence = evidence_for(heterogeneity, fed.data.target)
+    left_out = _left_out(named, refused, evidence)
     rates = [chosen.lr]
     if "lr" not in settings:
-        rates = [0.3 * chosen.lr, chosen.lr, 3 * chosen.lr]
+        middle = first_learning_rate(evidence, chosen.lr)
+        rates = [0.3 * middle, middle, 3 * middle]
     trials = Trials(fed, model, chosen, seeds, 60 * budget, *headline)
-    methods = [candidate.method for candidate in named if candidate.method not in refused]
+    methods = [candidate.method for candidate in named if candidate.method not in left_out]
     trials.plan(methods, len(rates))
-    tried = _try_all(trials, named, refused, rates, say or _silent)
+    tried = _try_all(trials, named, left_out, rates, say or _silent)
     if tried[0].fate != "judged":
         raise FedskewError(
             f"FedAvg did not end its trials of {trials.rounds} rounds in {budget:g} minutes, or diverged: give a "
@@ -202,6 +216,9 @@ def advise(
     ]
     for method, reason in refused.items():
         notes.append(f"refused: {method}: {reason}")
+    for method, fate in left_out.items():
+        if fate == "ruled out":
+            notes.append(f"ruled out: {method}: {ruled_out(evidence, method)}")
     return Advice(
         recommendations=recommendations,
         candidates=named,
@@ -212,6 +229,7 @@ def advise(
         seeds=seeds,
         findings=[*fed.data.doubts, *fed.data.differences, *findings(heterogeneity)],
         notes=notes,
+        evidence=evidence,
     )
 
 
@@ -244,6 +262,19 @@ def _refusals(
     return refused
 
 
+def _left_out(
+    named: Sequence[Candidate], refused: Mapping[str, str], evidence: Evidence
+) -> dict[str, Fate]:
+    """Return the methods that are not tried: refused ones, and those that the atlas rules out."""
+    left_out: dict[str, Fate] = {}
+    for candidate in named:
+        if candidate.method in refused:
+            left_out[candidate.method] = "refused"
+        elif ruled_out(evidence, candidate.method):
+            left_out[candidate.method] = "ruled out"
+    return left_out
+
+
 def _learning_rates(tried: Sequence[Tried], given: float) -> dict[str, float]:
     """Return the learning rate of every method that has one: the chosen one, or the one that was given."""
     rates = {}
@@ -262,15 +293,15 @@ def _silent(line: str) -> None:
 def _try_all(
     trials: Trials,
     named: Sequence[Candidate],
-    refused: Mapping[str, str],
+    left_out: Mapping[str, Fate],
     rates: Sequence[float],
     say: Say,
 ) -> list[Tried]:
     """Return what became of every candidate."""
     tried = []
     for candidate in named:
-        if candidate.method in refused:
-            tried.append(Tried(candidate.method, "refused", {}))
+        if candidate.method in left_out:
+            tried.append(Tried(candidate.method, left_out[candidate.method], {}))
             continue
         say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
         tried.append(trials.tried(candidate.method, rates))
@@ -332,12 +363,14 @@ def _limits(trials: Trials, tried: Sequence[Tried], rules: Rules) -> list[str]:
             without.append(one.method)
         if _still_rises(one, rules):
             rising.append(one.method)
-        if one.collapsed("shared") + one.collapsed("own"):
-            collapsed.append(one.method)
+        times = max(one.collapsed("shared"), one.collapsed("own"))
+        if times:
+            collapsed.append(f"{one.method} in {times} of {len(one.trials)}")
     said = {
         "Clients share no whole model, so that there is none to score on all rows: {}.": without,
-        "Trials collapsed, to one class for all rows or to the majority rate: {}. Judge by metric=balanced_accuracy, "
-        "or try class weights.": collapsed,
+        f"Trials collapsed, to one class for all rows or to the majority rate: {{}}.{_against_collapse(trials)}": (
+            collapsed
+        ),
         "Validation scores were still improving at the end: {}. With more rounds (a larger budget) verdicts may "
         "change.": rising,
     }
@@ -345,6 +378,15 @@ def _limits(trials: Trials, tried: Sequence[Tried], rules: Rules) -> list[str]:
         if methods:
             notes.append(text.format(", ".join(methods)))
     return notes
+
+
+def _against_collapse(trials: Trials) -> str:
+    """Return what to do about models that predict one class; nothing where it is done already."""
+    if "class_weights" in str(trials.settings.task):
+        return ""
+    if trials.metric == "balanced_accuracy":
+        return " Try class weights."
+    return " Judge by metric=balanced_accuracy, or try class weights."
 
 
 def _still_rises(one: Tried, rules: Rules) -> bool:
