@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedskew.papers.paper_tables import Claim, Entry, PaperTable, Quick, Value
-from fedskew.papers.rerun import configuration
+from fedskew.papers.cell_settings import configuration
+from fedskew.papers.paper_claims import Claim, Value
+from fedskew.papers.paper_tables import Entry, PaperTable, Quick
 from fedskew.papers.results import Result, Results
 
 SITTING = {

@@ -6,9 +6,10 @@ import pytest
 
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
+from fedskew.papers.cell_settings import values_of
 from fedskew.papers.measurements import MEASUREMENTS
 from fedskew.papers.paper_tables import PaperTable, _table, choose, papers, tables_of
-from fedskew.papers.rerun import _here, values_of
+from fedskew.papers.rerun import _here
 from fedskew.runs.experiment import check_choices
 from fedskew.study.grid import parse_seeds
 
@@ -45,12 +46,17 @@ def test_comparisons_have_at_least_three_seeds():
             assert len(parse_seeds(table.seeds)) >= 3, table.label
 
 
+def test_every_quick_version_says_how_long_it_takes():
+    for table in TABLES:
+        assert 0 < table.quick.seconds <= 300, table.label
+
+
 def test_tuning_has_seeds_of_its_own():
     tuned = [table for table in TABLES if table.name.startswith("tuning")]
     assert tuned
     for table in tuned:
         assert min(parse_seeds(table.seeds)) >= 100
-        assert all(value.measure.startswith("validation_") for value in table.values)
+        assert all("validation_" in value.measure for value in table.values)
     for table in TABLES:
         assert table in tuned or max(parse_seeds(table.seeds)) < 100
 
@@ -118,9 +124,50 @@ def test_settings_of_a_cell_go_from_general_to_special():
             "'w' is none of v",
         ),
         ({"quick": {"cases": ["b"]}}, "'b' is none of a"),
+        ({"notes": ["{rounds} rounds"]}, "a note names the setting 'rounds'"),
         ({"method": [{"name": "m", "only": ["b"]}]}, "'b' is none of a"),
     ],
 )
 def test_what_occurs_nowhere_is_refused(more: dict, message: str):
     with pytest.raises(FedskewError, match=message):
         _table("made", "table1", {**CONTENT, **more})
+
+
+WHOLE = {"text": "c", "kind": "better", "value": "v", "method": "m", "others": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({**WHOLE}, "say the place in the paper"),
+        ({**WHOLE, "ours": True, "place": "Table 1"}, "has no place in the paper"),
+        ({**WHOLE, "ours": True, "kind": "above"}, "a question of ours is one of better"),
+        ({**WHOLE, "place": "Table 1", "others": []}, "'better' needs others"),
+        ({**WHOLE, "place": "Table 1", "value": "w"}, "'better' needs others, and a value that"),
+        ({**WHOLE, "place": "Table 1", "kind": "near"}, "'near' needs a tolerance"),
+        ({**WHOLE, "place": "Table 1", "kind": "gap"}, "'gap' needs the cases"),
+        (
+            {**WHOLE, "place": "Table 1", "kind": "trend", "cases": ["a"], "at": [1]},
+            "'trend' needs",
+        ),
+        ({"text": "c", "kind": "untestable", "place": "Table 1"}, "say because of what"),
+    ],
+)
+def test_a_claim_lacks_what_its_kind_needs(claim: dict, message: str):
+    content = {
+        **CONTENT,
+        "method": [{"name": "m"}, {"name": "n"}],
+        "value": [*CONTENT["value"], {"name": "w", "measure": "x", "better": ""}],
+        "claim": [claim],
+    }
+    with pytest.raises(FedskewError, match=message):
+        _table("made", "table1", content)
+
+
+def test_every_claim_is_of_a_place_in_the_paper_or_ours():
+    for table in TABLES:
+        for claim in table.claims:
+            if table.paper == "ours" or claim.kind == "chosen":
+                assert not claim.place, claim.text
+            else:
+                assert bool(claim.place) != claim.ours, claim.text

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedskew.papers import replication_page
-from fedskew.papers.paper_tables import Claim, Entry, Paper, PaperTable, Quick, Value
+from fedskew.papers.paper_claims import Claim, Value
+from fedskew.papers.paper_tables import Entry, Paper, PaperTable, Quick
 from fedskew.papers.replication_page import pages, write_page
 from fedskew.papers.results import Results
 
@@ -21,10 +22,12 @@ PAPER = Paper(
     "An Author",
     "arXiv:0000.00000",
     "It adds a rule.",
-    "Run it.",
+    "It is better.",
     ("Is it us? No.",),
+    "Run it.",
 )
-CLAIM = Claim("new is better.", "better", "accuracy", "new", ("old",))
+CLAIM = Claim("new is better.", "better", "accuracy", "new", ("old",), place="Table 1")
+ASKED = Claim("Is new better?", "better", "accuracy", "new", ("old",), ours=True)
 RUNS = {
     ("a", "new"): (0.7123, 0.7251, 0.7019), ("a", "old"): (0.6, 0.6111, "NaN in round 3"),
     ("b", "new"): (0.5456, 0.5321, 0.5999), ("b", "old"): (0.4, 0.4444, 0.4123),
@@ -89,19 +92,30 @@ def test_numbers_are_those_of_the_csv(
 
 
 def test_what_a_reader_needs(table: Made, record: Record, of: Callable[..., None], tmp_path: Path):
-    made = table(CLAIM, notes=("Batch size: 32.",), settings={"rounds": 5, "data": "digits"})
+    made = table(
+        CLAIM,
+        ASKED,
+        notes=("Rounds: {rounds}.",),
+        settings={"rounds": 5, "data": "digits", "clients": 3, "lr": 0.5},
+    )
     of(made)
     results = record(made, RUNS)
     record(made, RUNS)
     text = page(results.folder)
+    link = "[Table 1: made up](replication/made-up.md#table-1-made-up)"
     for part in (
-        "| MadeUp | [Table 1](replication/made-up.md#table-1-made-up) | new is better. | **held** |",
-        "Of 1 claims: 1 held.",
-        "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "## Table 1: made up", "Run it.",
-        "- Batch size: 32.", "What was checked where a claim did not hold:", "- Is it us? No.",
-        "fedskew paper made-up\n", "`rounds=5 data=digits`", "(made-up-table1.csv)",
+        f"| MadeUp | Table 1 | new is better. | **held** | {link} |",
+        f"| MadeUp | {link} | 1 | 1 |  |  |  |",
+        "Of 1 claims 1 held, 0 are refuted, 0 undecided, and 0 cannot be tested here.",
+        "![What became of the claims of each paper](replication/verdicts.svg)",
+        "*A title*. An Author. arXiv:0000.00000. It adds a rule.", "**What it says.** It is better.",
+        "| [Table 1](#table-1-made-up) | digits | 3 | mlp | 5 x 1 | 32 | sgd, 0.5 | 3 | 1 |  |  |  |",
+        "## Table 1: made up", "Run it.", "- Rounds: 5.", "**Why they differ**", "- Is it us? No.",
+        "fedskew paper made-up\n", "`rounds=5 data=digits clients=3 lr=0.5`", "(made-up-table1.csv)",
         "Made by `fedskew paper made-up`, fedskew 1, python 3, torch 2, numpy 2, x86_64 CPU: 20 s.",
-        "- new is better: **held**\n  - against old +14.0", "left out: a)", "old: diverged in 1 of 6 runs (a seed 2)",
+        "What the paper claims:\n\n- new is better. (Table 1) **held**\n  - old: +14.0", "left out: a)",
+        "Seeds are missing: by the stopping rule, 4 of 4 cells need more than they have.",
+        "What we asked:\n\n- Is new better? **better: old**", "old: diverged in 1 of 6 runs (a seed 2)",
     ):  # fmt: skip
         assert part in text, part
 
@@ -110,9 +124,20 @@ def test_without_results(table: Made, of: Callable[..., None], tmp_path: Path):
     of(table(CLAIM))
     text = page(tmp_path / "replication")
     assert "Not measured yet." in text
-    assert "**no results yet** |" in text
+    assert "| **undecided** (not measured yet) |" in text
+    assert "Of 1 claims 0 held, 0 are refuted, 1 undecided (1 for lack of runs)" in text
     assert ".csv" not in text
     assert "Made by" not in text
+
+
+def test_what_was_not_run_is_said(table: Made, of: Callable[..., None], tmp_path: Path):
+    made = table(CLAIM, not_run="case b: it takes a month.")
+    of(made)
+    text = page(tmp_path / "replication")
+    assert "**Not run**: case b: it takes a month." in text
+    link = "[Table 1: made up](replication/made-up.md#table-1-made-up)"
+    assert f"## What was not run\n\n- MadeUp, {link}: case b: it takes a month." in text
+    assert made.reduced().not_run == ""
 
 
 def test_runs_of_other_settings_are_left_out(table: Made, record: Record, of: Callable[..., None]):
@@ -143,7 +168,7 @@ def test_the_quick_version(table: Made, record: Record, of: Callable[..., None])
     few = {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"}
     text = page(record(made.reduced(), few).folder, quick=True)
     assert "fedskew paper made-up --quick" in text
-    assert "**points that way** (fewer than 3 seeds)" in text
+    assert "**undecided** (an interval needs 3 seeds: old 1 seed)" in text
     assert "\nCases: " not in text  # they differ in nothing
     assert len(cells(text, "a")) == 1
     assert "| b |" not in text
@@ -157,11 +182,11 @@ def test_the_quick_version_of_another_experiment(
     of(made)
     few = {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"}
     text = page(record(made.reduced(), few).folder, quick=True)
-    assert (
-        "## Table 1: made up; quick version, not the paper's set-up: data digits, rounds 1" in text
-    )
+    assert "## Table 1: digits, rounds 1, in place of: made up" in text
+    assert "accuracy [digits, rounds 1]: ours" in text
     assert "`rounds=1 data=digits`" in text
-    assert "**points that way**" not in text
+    assert "**undecided**" not in text
+    assert "verdicts.svg" not in text
     assert "*paper* /" not in text
 
 

@@ -1,5 +1,6 @@
 """Measuring a table: what is recorded, what is measured again, what happens after an interruption or a divergence."""
 
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.cli.console import show_progress
+import fedskew as fs
 from fedskew.core.errors import Interrupted
 from fedskew.papers import rerun as rerunning
-from fedskew.papers.measurements import distribution, heterogeneity, schedule
-from fedskew.papers.paper_tables import Entry, PaperTable, Quick, Value
-from fedskew.papers.rerun import UNFINISHED, configuration, rerun
+from fedskew.papers.cell_settings import configuration, values_of
+from fedskew.papers.measurements import distribution, heterogeneity, schedule, transfers
+from fedskew.papers.paper_claims import Value
+from fedskew.papers.paper_tables import Entry, PaperTable, Quick, _entries
+from fedskew.papers.rerun import UNFINISHED, _within, rerun
 from fedskew.papers.results import Result, Results
 from fedskew.skew.federate import load, split
+from fedskew.study.member import Member
+from fedskew.study.sitting import Sitting
 
 SETTINGS = {
     "data": "digits",
@@ -54,7 +59,7 @@ def test_every_cell_is_what_a_run_alone_gives(tmp_path: Path):
     import fedskew as fs
 
     table = made()
-    rerun(table, tmp_path, show_progress)
+    rerun(table, tmp_path)
     found = records(tmp_path)
     assert set(found) == {
         (c, m, s) for c in ("alpha 1", "iid") for m in ("FedAvg", "FedProx") for s in (0, 1)
@@ -79,10 +84,10 @@ def test_every_cell_is_what_a_run_alone_gives(tmp_path: Path):
 
 
 def test_only_what_is_missing_or_changed_is_measured(tmp_path: Path):
-    rerun(made(), tmp_path, show_progress, cases=["iid"], seeds=[0])
+    rerun(made(), tmp_path, cases=["iid"], seeds=[0])
     assert set(records(tmp_path)) == {("iid", "FedAvg", 0), ("iid", "FedProx", 0)}
     before = (tmp_path / "made-table1.csv").stat().st_mtime_ns
-    rerun(made(), tmp_path, show_progress, cases=["iid"], seeds=[0])
+    rerun(made(), tmp_path, cases=["iid"], seeds=[0])
     assert (tmp_path / "made-table1.csv").stat().st_mtime_ns == before
     changed = made(
         methods=(
@@ -91,7 +96,7 @@ def test_only_what_is_missing_or_changed_is_measured(tmp_path: Path):
         )
     )
     old = records(tmp_path)
-    rerun(changed, tmp_path, show_progress, cases=["iid"], seeds=[0])
+    rerun(changed, tmp_path, cases=["iid"], seeds=[0])
     new = records(tmp_path)
     assert new["iid", "FedAvg", 0] == old["iid", "FedAvg", 0]
     assert new["iid", "FedProx", 0].configuration == configuration(
@@ -103,10 +108,10 @@ def test_only_what_is_missing_or_changed_is_measured(tmp_path: Path):
 
 def test_after_an_interruption_it_goes_on(tmp_path: Path):
     @contextmanager
-    def stopping(names, rounds):
-        def callbacks(name: str):
+    def stopping(members, ended):
+        def callbacks(member: Member):
             def stop(result, rounds):
-                if name == "iid: FedProx-s1" and result.round["round"] == 2:
+                if member.name == "iid: FedProx-s1" and result.round["round"] == 2:
                     raise Interrupted("stopped", 130)
 
             return [stop]
@@ -119,11 +124,37 @@ def test_after_an_interruption_it_goes_on(tmp_path: Path):
     assert set(records(tmp_path / "stopped")) == {("iid", "FedAvg", 0), ("iid", "FedAvg", 1)}
     [place] = [path for path in (tmp_path / "stopped" / UNFINISHED).iterdir() if path.is_dir()]
     assert (place / "FedProx-s1" / "config.toml").exists()
-    rerun(table, tmp_path / "stopped", show_progress)
-    rerun(table, tmp_path / "whole", show_progress)
+    rerun(table, tmp_path / "stopped")
+    rerun(table, tmp_path / "whole")
     for key, result in records(tmp_path / "whole").items():
         other = records(tmp_path / "stopped")[key]
         assert other.numbers["test_loss_last"] == result.numbers["test_loss_last"]
+
+
+def test_a_sitting_that_ends_leaves_the_rest_to_the_next_one(tmp_path: Path):
+    table = made(seeds="0")
+    with pytest.raises(Interrupted) as stopped:
+        rerun(table, tmp_path, sitting=Sitting(ends_at=time.monotonic() - 1))
+    assert stopped.value.code == 75
+    assert records(tmp_path) == {}
+    with pytest.raises(Interrupted):  # while data are read
+        rerun(table, tmp_path, sitting=Sitting(ends_at=time.monotonic() + 1e-3))
+    rerun(table, tmp_path, sitting=Sitting.of("10m"))
+    assert len(records(tmp_path)) == 4
+
+
+def test_progress_knows_all_runs_of_a_table_by_names_of_their_own(tmp_path: Path):
+    seen = []
+
+    @contextmanager
+    def watching(members, ended):
+        seen.append([(member.name, member.experiment().rounds) for member in members])
+        yield lambda member: []
+
+    rerun(made(), tmp_path, watching)
+    [names] = seen  # one bar for all cells
+    assert len(set(names)) == 8
+    assert ("alpha 1: FedAvg-s0", 3) in names
 
 
 def test_a_run_that_diverges_is_recorded_as_such(tmp_path: Path):
@@ -131,7 +162,7 @@ def test_a_run_that_diverges_is_recorded_as_such(tmp_path: Path):
         Entry("FedAvg", {"algorithm": "fedavg"}),
         Entry("wild", {"algorithm": "fedavg", "lr": 1e18, "model": "mlp"}),
     )
-    rerun(made(methods=methods), tmp_path, show_progress, cases=["iid"], seeds=[0])
+    rerun(made(methods=methods), tmp_path, cases=["iid"], seeds=[0])
     found = records(tmp_path)
     assert (
         "NaN or infinite" in found["iid", "wild", 0].failed
@@ -146,7 +177,7 @@ def test_a_method_is_measured_only_in_its_cases(tmp_path: Path):
         Entry("FedAvg", {"algorithm": "fedavg"}, only=("iid",)),
         Entry("FedProx", {"algorithm": "fedprox"}),
     )
-    rerun(made(methods=methods, seeds="0"), tmp_path, show_progress)
+    rerun(made(methods=methods, seeds="0"), tmp_path)
     assert set(records(tmp_path)) == {
         ("alpha 1", "FedProx", 0),
         ("iid", "FedAvg", 0),
@@ -187,7 +218,7 @@ def test_the_quick_version():
         ["FedAvg"],
         "5",
     )
-    assert rerunning.values_of(small, small.cases[0], small.methods[0])["rounds"] == 1
+    assert values_of(small, small.cases[0], small.methods[0])["rounds"] == 1
 
 
 def test_a_path_in_the_data_folder_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch):
@@ -224,8 +255,46 @@ def test_readings_of_heterogeneity(tmp_path: Path):
     assert largest["features_wasserstein"] == pytest.approx(0.5, abs=0.01)
     assert mean["features_hellinger"] < 0.7 < largest["features_hellinger"]
     assert mean["labels_hellinger"] == largest["labels_hellinger"] < 0.05
+    assert mean["labels_hellinger_of_percentages"] == pytest.approx(10 * mean["labels_hellinger"])
+    assert mean["features_hellinger_of_percentages"] == 1
     # By size, both halves' shares are the same
     assert fedartml["features_wasserstein"] < mean["features_wasserstein"]
+
+
+def test_transfers_are_those_of_a_run():
+    found = transfers("digits", "classes:k=3", 5, "uniform", chunk=5, retain=0, seed=1)
+    settings = {"rounds": 1, "lr": 0.001, "device": "cpu", "seed": 1}
+    fed = fs.split(fs.load("digits"), "classes:k=3", clients=5, seed=1)
+    run = fs.train(fed, "logreg", "stratify-single", **settings)
+    # A run sends the last model to all five clients
+    assert run.rounds["transfers"][0] == found["transfers"] + 5
+    alone = transfers("digits", "classes:k=3", 5, "uniform", chunk=1, retain=0, seed=1)
+    assert alone["transfers_spared"] == 0
+    spared = 1 - found["transfers"] / alone["transfers"]
+    assert found["transfers_spared"] == pytest.approx(spared)
+    assert spared > 0.1
+
+
+def test_scores_within_a_budget():
+    def row(number: int, score: float | None, clock: float) -> dict:
+        costs = {"bytes_down": 3_000_000, "bytes_up": 2_000_000, "clock": clock}
+        return {"round": number, "test_accuracy": score, **costs}
+
+    rounds = [row(1, 0.2, 4.0), row(2, None, 8.0), row(3, 0.5, 12.0), row(4, 0.6, 16.0)]
+    found = _within({"megabytes": 15.0, "simulated_seconds": 11.0}, rounds)
+    assert found == {
+        "round_at_megabytes": 3.0,
+        "test_accuracy_at_megabytes": 0.5,
+        "round_at_simulated_seconds": 1.0,
+        "test_accuracy_at_simulated_seconds": 0.2,
+    }
+    assert _within({"megabytes": 4.9}, rounds) == {}
+    (case,) = _entries([{"name": "a", "skew": "iid", "budgets": {"megabytes": 15}}], "here")
+    plain = Entry("a", {"skew": "iid"})
+    assert case.settings == plain.settings
+    table = made(cases=(case,))
+    method = table.methods[0]
+    assert configuration(table, case, method) != configuration(table, plain, method)
 
 
 def test_a_label_schedule_takes_the_variance_between_classes_away():

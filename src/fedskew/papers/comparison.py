@@ -1,13 +1,15 @@
 """The runs of a table by case and method, and the paper's number, ours and the difference as text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedskew.papers.paper_tables import PaperTable, Value
-from fedskew.papers.rerun import configuration
+from fedskew.papers.cell_settings import configuration
+from fedskew.papers.paper_claims import Value
+from fedskew.papers.paper_tables import PaperTable
 from fedskew.papers.results import Result, Results
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
+from fedskew.study.curve_measures import CURVE_MEASURES
 
 MOST_COLUMNS = 7  # methods up to which each has a column; more have rows
 
@@ -18,25 +20,40 @@ class Cell:
 
     runs: tuple[Result, ...] = ()
 
-    def numbers(self, value: Value) -> dict[int, float]:
+    def numbers(self, value: Value) -> dict[Hashable, float]:
         """Return the number of every run that has one, by seed."""
-        numbers = {}
+        numbers: dict[Hashable, float] = {}
         for run in self.runs:
-            number = run.numbers.get(value.measure_of(run.method), math.nan)
+            number = _number(run, value)
             if math.isfinite(number):
                 numbers[run.seed] = number * value.factor
         return numbers
+
+    def measured(self, value: Value) -> list[Result]:
+        """Return the runs of which a value was measured: those that were recorded without its curve are left out."""
+        return [run for run in self.runs if run.failed or not value.curve or run.has(value.curve)]
 
     def lacking(self, value: Value) -> dict[str, list[Result]]:
         """Return the runs without a number, by reason."""
         numbers = self.numbers(value)
         lacking: dict[str, list[Result]] = {"diverged": [], "no number": []}
-        for run in self.runs:
+        for run in self.measured(value):
             if run.failed:
                 lacking["diverged"].append(run)
             elif run.seed not in numbers:
                 lacking["no number"].append(run)
         return {reason: runs for reason, runs in lacking.items() if runs}
+
+
+def _number(run: Result, value: Value) -> float:
+    """Return the number of a run, or what its curve comes to; NaN if there is none."""
+    measure = value.measure_of(run.method)
+    if not value.curve:
+        return run.numbers.get(measure, math.nan)
+    points = [row[value.curve] for row in run.curves if value.curve in row]
+    if not points:
+        return math.nan
+    return CURVE_MEASURES[measure](points)
 
 
 @dataclass(frozen=True)

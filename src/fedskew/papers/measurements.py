@@ -7,11 +7,15 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedskew.core.streams import Stream
+from fedskew.algorithms.stratify import StratifySingle
+from fedskew.core.streams import Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.heterogeneity.heterogeneity import levels
 from fedskew.models.build import build
 from fedskew.nodes.split_folder import read_origin
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.label_pools import Selection
+from fedskew.sample_schedules.sample_schedule import schedule_singles
 from fedskew.skew.federate import load
 from fedskew.skew.partitioning import partition_rows
 from fedskew.tasks.classification import Classification
@@ -59,6 +63,8 @@ def heterogeneity(
             hellinger.append(measured["hellinger"])
             wasserstein.append(measured["wasserstein"])
         found[f"{view}_hellinger"] = max(hellinger)
+        # sqrt(100) times the distance of shares, which FedArtML clips at 1
+        found[f"{view}_hellinger_of_percentages"] = min(10 * max(hellinger), 1.0)
         found[f"{view}_wasserstein"] = max(wasserstein)
     return found
 
@@ -133,9 +139,39 @@ def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numb
     }
 
 
+def transfers(
+    data: str, skew: str, clients: int, selection: Selection, chunk: int, retain: int, seed: int
+) -> Numbers:
+    """Return how often the model is passed on in an epoch of single-sample learning, and what that spares.
+
+    Labels have equal frequency. ``retain`` is the number of holders that are searched for each label, 0 for all. Spared
+    are transfers beside those where every label is planned alone.
+    """
+    rows = load(data).train
+    partition = partition_rows(skew, rows, clients, seed).partition
+    holdings = Holdings.of(partition, rows.y, int(rows.y.max()) + 1)
+    stream = Stream(seed, "walk", 0)
+    labels = StratifySingle().label_schedule(holdings, substream(stream, 0))
+
+    def visits(planned_together: int, searched: int | None) -> int:
+        found = schedule_singles(
+            holdings,
+            labels,
+            selection=selection,
+            chunk=planned_together,
+            stream=substream(stream, 1),
+            retain=searched,
+        )
+        return len(found.visits) + len(found.idle)
+
+    count = visits(chunk, retain or None)
+    return {"transfers": float(count), "transfers_spared": 1 - count / visits(1, None)}
+
+
 MEASUREMENTS: Mapping[str, Callable[..., Numbers]] = {
     "distribution": distribution,
     "heterogeneity": heterogeneity,
     "encryption": encryption,
     "schedule": schedule,
+    "transfers": transfers,
 }

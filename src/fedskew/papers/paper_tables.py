@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from fedskew.core.errors import FedskewError, unknown
+from fedskew.papers.paper_claims import Claim, Value, what_is_wrong
 
 ABOUT = "paper.toml"
 Part = TypeVar("Part")
@@ -18,7 +19,8 @@ Row = Mapping[str, Any]
 class Paper:
     """A paper: the method by which it is known, its title, authors and identifier, and what it adds.
 
-    ``use`` says in Markdown how to run the method; ``checks`` says what was looked at before a claim was called failed.
+    ``says`` is what it claims in a few sentences, ``differs`` why our results are others and what was checked, and
+    ``use`` says in Markdown how to run the method. ``came_out`` answers in words what was only asked, not claimed.
     """
 
     name: str
@@ -27,17 +29,23 @@ class Paper:
     authors: str
     identifier: str
     adds: str
+    says: str = ""
+    differs: Sequence[str] = ()
     use: str = ""
-    checks: Sequence[str] = ()
+    came_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line or a column of a table, with the settings that it alone has; ``only`` lists the cases of a method."""
+    """A line or a column of a table, with the settings that it alone has; ``only`` lists the cases of a method.
+
+    ``budgets`` of a case are megabytes or simulated seconds within which every run is scored as well.
+    """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
+    budgets: Mapping[str, float] = field(default_factory=dict)
 
     def is_in(self, case: str) -> bool:
         """Return whether a method is compared in a case."""
@@ -45,58 +53,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number that a table shows of every run, and what the paper prints for it: by method, then by case.
-
-    ``instead`` has another measure for some methods, such as the accuracy of a calibrated model.
-    """
-
-    name: str
-    measure: str
-    factor: float = 1.0
-    digits: int = 1
-    better: Literal["higher", "lower", ""] = "higher"
-    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    instead: Mapping[str, str] = field(default_factory=dict)
-
-    def measure_of(self, method: str) -> str:
-        """Return the measure that is shown for a method."""
-        return self.instead.get(method, self.measure)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper says of a table.
-
-    kind:
-        better: ``method`` is better than each of ``others``, over the pairs of case and seed; with a ``tolerance`` it
-            is at most that much worse
-        near: ``method`` is within ``tolerance`` of the paper's number in every case
-        above: ``method`` has at least ``bound`` in every case
-        steady: the best and the worst case of ``method`` differ by at most ``tolerance``
-        chosen: ``method`` has the best mean over the cases; how a table settles what its paper leaves open
-        untestable: it cannot be tested here, and ``because`` says why
-    """
-
-    text: str
-    kind: Literal["better", "near", "above", "steady", "chosen", "untestable"]
-    value: str = ""
-    method: str = ""
-    others: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()
-    tolerance: float = 0.0
-    bound: float = 0.0
-    because: str = ""
-
-
-@dataclass(frozen=True)
 class Quick:
-    """A smaller version of a table: fewer seeds, cases and methods, and settings that take less time."""
+    """A smaller version of a table: fewer seeds, cases and methods, and settings that take less time.
+
+    ``seconds`` is what it takes on two cores, as it was measured.
+    """
 
     seeds: str = "0"
     cases: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +81,12 @@ class PaperTable:
         methods: what is compared in each of them
         values: what is shown of a cell
         claims: what the paper says of it
-        notes: what the paper leaves open and how it was chosen, what stands in for what, what is smaller here
-        seeds: seeds of a full run
+        notes: what the paper leaves open and how it was chosen, what stands in for what, what is smaller here; a
+            setting of the table is written ``{batch_size}``
+        seeds: with which every cell is measured at first; ``stopping`` says when there are more
+        may_grow: whether more seeds follow where intervals are wide
+        substitute: what stands in for the paper's set-up in a quick version; every heading names it
+        not_run: what of it has no runs, and why
         curves: columns of the table of rounds that are kept, to be drawn
         quick: the smaller version
     """
@@ -132,13 +103,21 @@ class PaperTable:
     settings: Mapping[str, Any] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
-    seeds: str = "0-2"
+    seeds: str = "0-4"
+    may_grow: bool = True
+    substitute: str = ""
+    not_run: str = ""
     curves: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """Return the name under which results are kept."""
         return f"{self.paper}-{self.name}"
+
+    @property
+    def filled_notes(self) -> list[str]:
+        """Return the notes with the table's settings in place of their names in braces."""
+        return [note.format_map(self.settings) for note in self.notes]
 
     @property
     def case_names(self) -> list[str]:
@@ -154,6 +133,11 @@ class PaperTable:
         """Return the methods that are compared in a case."""
         return [method for method in self.methods if method.is_in(case.name)]
 
+    @property
+    def cell_count(self) -> int:
+        """Return how many cells are measured."""
+        return sum(len(self.methods_of(case)) for case in self.cases)
+
     def compares(self, case: str, method: str) -> bool:
         """Return whether a method is compared in a case, given their names."""
         entry = self.methods[self.method_names.index(method)]
@@ -166,8 +150,8 @@ class PaperTable:
     def reduced(self) -> "PaperTable":
         """Return the quick version: its cases, methods and seeds, with its settings in place of others.
 
-        Where settings are replaced, it is another experiment than the paper's: the title says which, and neither the
-        paper's numbers nor its claims are there.
+        Where settings are replaced, it is another experiment than the paper's: every heading says which, and neither
+        the paper's numbers nor its claims are there.
         """
         quick = self.quick
         smaller = replace(
@@ -175,22 +159,39 @@ class PaperTable:
             cases=_with_settings(self.cases, quick.cases, quick.settings),
             methods=_with_settings(self.methods, quick.methods, quick.settings),
             seeds=quick.seeds,
+            may_grow=False,
+            not_run="",
             settings={**self.settings, **quick.settings},
         )
         if not quick.settings:
             return smaller
-        replaced = []
-        for name, setting in sorted(quick.settings.items()):
-            replaced.append(f"{name} {setting}")
+        substitute = _substitute(quick.settings)
         values = []
         for value in self.values:
-            values.append(replace(value, paper={}))
+            values.append(replace(value, name=f"{value.name} [{substitute}]", paper={}))
         return replace(
             smaller,
-            title=f"{self.title}; quick version, not the paper's set-up: {', '.join(replaced)}",
+            title=f"{substitute}, in place of: {self.title}",
             values=tuple(values),
             claims=(),
+            substitute=substitute,
         )
+
+
+def _substitute(settings: Mapping[str, Any]) -> str:
+    """Return what stands in for the paper's set-up: data and model first.
+
+    >>> _substitute({"rounds": 1, "data": "digits", "model": "logreg"})
+    'digits, logreg, rounds 1'
+    """
+    words = []
+    for name in ("data", "model"):
+        if name in settings:
+            words.append(str(settings[name]))
+    for name, setting in sorted(settings.items()):
+        if name not in ("data", "model"):
+            words.append(f"{name} {setting}")
+    return ", ".join(words)
 
 
 def _with_settings(
@@ -273,12 +274,12 @@ def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
 
 
 def _entries(rows: Sequence[Row], where: str) -> tuple[Entry, ...]:
-    """Return cases or methods: everything but their names and ``only`` is a setting."""
+    """Return cases or methods: everything but their names, ``only`` and ``budgets`` is a setting."""
     entries = []
     for row in rows:
         settings = dict(row)
         own = {}
-        for key in ("name", "only"):
+        for key in ("name", "only", "budgets"):
             if key in row:
                 own[key] = settings.pop(key)
         entries.append(_build(Entry, {**own, "settings": settings}, where))
@@ -312,6 +313,20 @@ def _check(table: PaperTable, where: str) -> None:
         if name not in known[kind]:
             raise FedskewError(f"{where}: {name!r} is none of {', '.join(sorted(known[kind]))}")
 
+    try:
+        table.filled_notes  # noqa: B018
+    except KeyError as missing:
+        raise FedskewError(
+            f"{where}: a note names the setting {missing}, which the table has not"
+        ) from None
+    for claim in table.claims:
+        value = None
+        if claim.value:
+            value = table.value(claim.value)
+        problem = what_is_wrong(claim, value)
+        if problem:
+            raise FedskewError(f"{where}: {claim.text!r}: {problem}")
+
 
 def _references(table: PaperTable) -> list[tuple[str, str]]:
     """Return the kind and the name of everything that parts of the table refer to."""
@@ -325,7 +340,7 @@ def _references(table: PaperTable) -> list[tuple[str, str]]:
         for row in value.paper.values():
             references += _each("case", row)
     for claim in table.claims:
-        references += _each("case", claim.cases)
+        references += _each("case", [*claim.cases, *claim.elsewhere])
         references += _each("method", claim.others)
         if claim.kind != "untestable":
             references += [("value", claim.value), ("method", claim.method)]

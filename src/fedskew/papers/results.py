@@ -35,6 +35,10 @@ class Result:
         """Return what identifies the run in its table."""
         return self.case, self.method, self.seed
 
+    def has(self, curve: str) -> bool:
+        """Return whether a curve was recorded."""
+        return any(curve in row for row in self.curves)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -103,7 +107,9 @@ class Results:
         with reading(path), path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
             if rows and not set(KEYS[:3]) <= set(rows[0]):
-                raise FedskewError(f"{path} is no table of results: it lacks case, method or seed")
+                raise FedskewError(
+                    f"{path} is not a table of results: it lacks case, method or seed"
+                )
             return rows
 
 

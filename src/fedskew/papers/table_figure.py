@@ -9,12 +9,12 @@ import numpy as np
 
 from fedskew.core.streams import Floats
 from fedskew.papers.comparison import Measured
-from fedskew.papers.paper_tables import Value
+from fedskew.papers.paper_claims import Value
 from fedskew.papers.results import Result
 from fedskew.plots.distribution_figure import draw_distributions
 from fedskew.plots.drawing import Curve
 from fedskew.plots.replication_figures import MOST_PANELS, Panel, draw_panels, figure_file
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary_reading import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
