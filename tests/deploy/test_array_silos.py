@@ -213,7 +213,7 @@ def test_labels_of_other_width_and_a_wrong_name_of_the_label(
     written: Callable[..., list[Path]], started: Start
 ):
     paths = written(arrays(0, kind="labels"), {"x": arrays(1)["x"], "y": np.ones((50, 3), int)})
-    with pytest.raises(FedskewError, match="hospital_B has 3 labels a row, and hospital_A has 2"):
+    with pytest.raises(FedskewError, match="hospital_B has 3 labels per row, and hospital_A has 2"):
         started(paths, ",target=labels,test=0.5")
     tested = {"x_test": arrays(1)["x"], "y_test": np.ones((50, 3), int)}
     with pytest.raises(FedskewError, match="hospital_A: y and y_test have other numbers of labels"):

@@ -100,7 +100,8 @@ def report(**parts: float) -> Change:
 
     def change(update: Updates) -> Updates:
         told = {name: np.array([value]) for name, value in parts.items()}
-        numbers = {name: told.pop(name) for name in ("loss_before", "loss_after") if name in told}
+        names = ("loss_before", "loss_after", "chosen_model")
+        numbers = {name: told.pop(name) for name in names if name in told}
         known = update.report.numbers
         return replace(update, report=replace(update.report, **told, numbers={**known, **numbers}))
 
@@ -139,6 +140,21 @@ TRAINED: dict[str, tuple[str, Change, str]] = {
     "an infinite loss": ("fedavg", report(loss=math.inf), "update/report/loss: told inf"),
     "loss before": ("fedga", report(loss_before=-1.0), "update/report/loss_before: told -1.0"),
     "loss after": ("fedga", report(loss_after=math.nan), "update/report/loss_after: told nan"),
+    "a model that was not sent": (
+        "ifca:part=head",
+        report(chosen_model=2.0),
+        "update/report/chosen_model is 2, and models have the numbers 0 to 1",
+    ),
+    "half a model": (
+        "ifca:part=head",
+        report(chosen_model=0.5),
+        "update/report/chosen_model is 0.5",
+    ),
+    "a model of NaN": (
+        "ifca:part=head",
+        report(chosen_model=math.nan),
+        "update/report/chosen_model is nan",
+    ),
     "variance": (
         "fedavg",
         buffer("running_var", -1.0),

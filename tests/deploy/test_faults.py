@@ -562,7 +562,7 @@ def test_a_step_of_all_is_not_made_of_other_things(pair: Callable[..., Pair]):
         both = pair("stratify-batch")
         both.transport.changed = answering(Waiting, change)
         with (
-            left_out("(it exchanges a NoneType|its part of the step is no message)"),
+            left_out("(it exchanges a NoneType|its part of the step is not a message)"),
             pytest.raises(FedskewError),
         ):
             both.remote.advance()

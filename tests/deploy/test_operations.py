@@ -25,8 +25,9 @@ from fedskew.core.lock import locked
 from fedskew.deploy.flower_app import DEPLOYMENT
 from fedskew.deploy.flower_processes import RUNS
 from fedskew.deploy.requests import Refusal, to_bytes
-from fedskew.report.event_log import EventLog, append_line, read_events, recording
+from fedskew.report.event_log import EventLog, append_line, recording
 from fedskew.report.prometheus import PATH, serving_metrics
+from fedskew.report.recorded_events import read_events
 from fedskew.report.status import status
 
 PLANTED, GONE = "31337.4242", "Error: Node Unavailable"

@@ -18,18 +18,28 @@ from fedskew.deploy.rowless_federation import positions_of
 METHODS = [
     name
     for name in algorithms
-    if not getattr(algorithms.get(name), "addition", False) and name != "central"
+    if not getattr(algorithms.get(name), "addition", False)
+    and name not in ("central", "d-psgd", "gossip")  # refused
 ]
-# One row at a time, so no BatchNorm
-ALONE = {"stratify-single": "mlp:hidden=6", "stratify-hybrid": "mlp:hidden=6"}
+# One row at a time, or several models, so no BatchNorm
+ALONE = dict.fromkeys(
+    ("stratify-single", "stratify-hybrid", "ifca", "cfl", "fedamp", "fedfomo"), "mlp:hidden=6"
+)
 OF_ALL_ROWS = ("auc", "average_precision", "ece")  # metrics that do not follow from sums
 MORE = [
     ("fedavg + ccvr", {}),
+    ("fedper + finetune:tune_steps=3", {}),
+    ("scaffold + finetune + ccvr", {}),
+    ("fedavg + power-of-choice", {"per_round": 2}),
+    ("fedavg + norm-test:bound=0.3,fewest=2", {}),
     ("fedbn + ccvr", {}),
     ("scaffold + krum:attackers=1", {"momentum": 0.9}),
     ("fedavg + median", {}),
     ("fedavg + topk", {}),
     ("fedavg + quantize", {}),
+    ("fedprox + lora:rank=2", {}),
+    ("fedavg + flora:rank=2", {"model": "mlp:hidden=6"}),
+    ("scaffold + fedsa-lora:rank=2", {"model": "mlp:hidden=6", "per_round": 2}),
     ("fedavg + dp:noise=0.5,clip=1.0", {"per_round": 3, "norm": "local"}),
     ("scaffold", {"per_round": 2}),
     ("ditto", {"per_round": 2}),
@@ -38,7 +48,21 @@ MORE = [
     ("fedbuff:buffer=2", {"fleet": "mixed:slow=10"}),
     ("fedpbs:variant=section4", {"fleet": "mixed:slow=10"}),
     ("fedavg", {"norm": "local"}),
+    ("fedavg", {"norm": "frozen"}),
+    ("ifca:models=3", {"norm": "local", "per_round": 2}),
+    ("ifca:start=updates", {"model": "mlp:hidden=6"}),
+    ("ifca:part=head", {"fleet": "mixed:slow=10,dropout=0.3,deadline=5"}),
+    ("cfl:eps1=2,eps2=0.01,wait=0", {"model": "mlp:hidden=6"}),
+    ("fedfomo:offers=2", {"model": "mlp:hidden=6", "per_round": 2}),
+    ("fedamp + topk", {"model": "mlp:hidden=6"}),
+    ("fedpac", {"per_round": 2}),
 ]
+
+
+@pytest.mark.parametrize("method", ["d-psgd", "gossip"])
+def test_nodes_do_not_talk_to_each_other(pair: Callable[..., Pair], method: str):
+    with pytest.raises(FedskewError, match="has no server, and nodes do not talk to each other"):
+        pair(method, model="mlp:hidden=6")
 
 
 def same(plain: dict[str, Any], remote: dict[str, Any]) -> None:

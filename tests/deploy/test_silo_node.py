@@ -94,7 +94,9 @@ def test_no_attribute_of_a_silo_is_a_question(kind: str, request: pytest.Fixture
     for name in sorted(names):
         for content in ("income", request_of(), {}):
             said = refused(ask(data, Question(name, content)))  # type: ignore[arg-type]
-            assert said == f"{name!r} is no question of a fit, which are describe, count and add_up"
+            assert (
+                said == f"{name!r} is not a question of a fit, which are describe, count and add_up"
+            )
 
 
 STRANGE = [None, 3, 1.5, True, b"count".decode("utf-16-be", "replace"), "", "Count", "count ", ("count",), ["count"],
@@ -104,7 +106,7 @@ STRANGE = [None, 3, 1.5, True, b"count".decode("utf-16-be", "replace"), "", "Cou
 @pytest.mark.parametrize("what", STRANGE, ids=lambda what: type(what).__name__)
 def test_no_other_thing_is_a_question(table: Path, arrays: Path, what: Any):
     for data in (table, arrays):
-        assert "is no question of a fit, which are describe, count and add_up" in refused(
+        assert "is not a question of a fit, which are describe, count and add_up" in refused(
             ask(data, Question(what, {}))
         )
 
@@ -219,7 +221,7 @@ def test_fills_that_are_no_numbers(table: Path, arrays: Path, case: str):
 
 @pytest.mark.parametrize("title", ["3", "-1", "x", "", "0 ", "٠", "1e0"])
 def test_arrays_have_the_columns_that_they_have(arrays: Path, title: str):
-    assert f"add_up: {title!r} is no column of x, which has 3" in refused(
+    assert f"add_up: {title!r} is not a column of x, which has 3" in refused(
         ask(arrays, Question("add_up", {title: 0.0}))
     )
 
@@ -274,7 +276,7 @@ def test_a_run_writes_into_a_folder_of_its_own(
             silo_node.answer({**said, "run": run, "client": 0, "node": own}, content)
         )
         if not isinstance(from_bytes(content), Question):
-            assert "is no name of a run, expected 32 hexadecimal digits" in refused(answer)
+            assert "is not a name of a run, expected 32 hexadecimal digits" in refused(answer)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -344,7 +346,7 @@ def test_files_have_numbers_as_names(tmp_path: Path, odd: Any):
         lambda: files.load(0, Version(odd, odd), ()),
         lambda: files.load(0, Version(4, odd), ("state.control",)),
     ):
-        with pytest.raises(silo_node.FedskewError, match="are no numbers of a model and a round"):
+        with pytest.raises(silo_node.FedskewError, match="are not numbers of a model and a round"):
             attempt()
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -359,4 +361,4 @@ def test_a_client_has_a_number(
     for content, said in messages:
         if isinstance(from_bytes(content), (Train, Evaluate)):
             answer = silo_node.answer({**said, "client": client, "node": own}, content)
-            assert "is no number of a client" in refused(from_bytes(answer))
+            assert "is not a number of a client" in refused(from_bytes(answer))

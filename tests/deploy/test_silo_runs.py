@@ -168,7 +168,7 @@ def test_tables_with_semicolons(tmp_path: Path):
     assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 1
 
 
-@pytest.mark.filterwarnings("ignore:left out, as they are no features")
+@pytest.mark.filterwarnings("ignore:left out, as they are not features")
 @pytest.mark.filterwarnings("ignore:hospital_.*csv")
 def test_nodes_read_files_and_leave_columns_out_as_one_place_does(tmp_path: Path):
     """Each silo writes its table in its own way, with an id, dates and a constant."""

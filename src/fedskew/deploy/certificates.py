@@ -92,7 +92,7 @@ def check_pair(certificate: Path, key: Path) -> None:
             given = load_pem_private_key(key.read_bytes(), password=None).public_key()
         except (ValueError, TypeError):
             raise FedskewError(
-                f"{key} is no private key: make it anew with {certificate} (fedskew keys)"
+                f"{key} is not a private key: make it anew with {certificate} (fedskew keys)"
             ) from None
     if certified != given:
         raise FedskewError(f"{key} is not the key of {certificate}: make both anew (fedskew keys)")
@@ -105,7 +105,7 @@ def check_there(path: Path, what: str) -> None:
 
 
 def check_certificate(path: Path, what: str) -> None:
-    """Refuse a file that is no certificate, or one that is not valid now."""
+    """Refuse a file that is not a certificate, or one that is not valid now."""
     from cryptography import x509
 
     check_there(path, what)
@@ -123,7 +123,7 @@ def check_certificate(path: Path, what: str) -> None:
 
 
 def check_node_key(path: Path, what: str) -> None:
-    """Refuse a file that is no private key of a node."""
+    """Refuse a file that is not a private key of a node."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key

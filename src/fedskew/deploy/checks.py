@@ -14,7 +14,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, tensors_of, unsqueezed
 from fedskew.deploy.requests import to_bytes
-from fedskew.engine.job import ScheduleResult, Updates
+from fedskew.engine.job import CHOSEN, ScheduleResult, Updates
 from fedskew.engine.plan import Plan
 from fedskew.server.final_evaluation import RATES
 from fedskew.tasks.additive import COUNTED, OUTCOMES, SIZES, Sums
@@ -154,17 +154,17 @@ def checked_confusion(found: Any, like: Ints | None, rows: int) -> None:
         )
 
 
-def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Updates:
-    """Return what the only client of a plan answers, with any numbers.
+def expected_update(plan: Plan, sent: Tree, reported: Mapping[str, float]) -> Updates:
+    """Return what the only client of a plan answers, with any weights.
 
     ``sent`` is what the method lets clients send, with the part ``buffers``, and ``reported`` the numbers that it has
-    them report.
+    them report, with the largest that each may be.
     """
     stacked = unsqueezed(sent)
     buffers: Tensors = stacked.pop(BUFFERS)
     numbers = dict(plan.numbers)
-    for name in reported:
-        numbers[name] = np.zeros(1)
+    for name, most in reported.items():
+        numbers[name] = np.array([most], dtype=np.float64)
     report = Report(plan.clients, plan.sizes, plan.steps, np.zeros(1), np.zeros(1), numbers)
     return Updates(report, stacked, buffers, {})
 
@@ -189,6 +189,13 @@ def checked_update(found: Updates, like: Updates, task: Task) -> Updates:
             allowed = task.range_of(task.row_metric or "loss")
         if not diverged or np.isfinite(values).all():
             all_in_range(values, allowed, f"update/report/{name}")
+    if CHOSEN in asked.numbers:
+        reported[CHOSEN] = told.numbers[CHOSEN]
+        most = float(asked.numbers[CHOSEN][0])
+        if not _are_whole(reported[CHOSEN], most):
+            raise FedskewError(
+                f"update/report/{CHOSEN} is {reported[CHOSEN][0]:g}, and models have the numbers 0 to {most:g}"
+            )
     numbers = {**asked.numbers, **reported}
     report = replace(asked, loss=told.loss, accuracy=told.accuracy, numbers=numbers)
     return replace(found, report=report)

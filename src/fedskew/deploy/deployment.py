@@ -142,7 +142,7 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
     """Refuse settings with which no run on so many nodes could begin."""
     experiment = Experiment(**values)
     target: Any = silo_options(experiment.data).options["target"]
-    for name in ("skew", "clients", "client_test", "client_validation", "bins"):
+    for name in ("skew", "clients", "client_test", "client_validation", "unseen", "bins"):
         if name in values:
             raise FedskewError(
                 f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out"
@@ -284,6 +284,7 @@ def _federation(
         "split_seed": _split_seed(experiment),
         "client_test": 0.0,
         "client_validation": 0.0,
+        "unseen": 0.0,
         "bins": None,
     }
     return replace(fed, recipe=recipe)

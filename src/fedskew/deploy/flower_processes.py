@@ -60,7 +60,9 @@ def server_process(keys: Path | None, state: Path, host: str, port: int, runs: P
     """
     need_flower()
     if not runs.is_dir():
-        raise FedskewError(f"--runs {runs} is no folder: give one in which fedskew deploy writes")
+        raise FedskewError(
+            f"--runs {runs} is not a folder: give one in which fedskew deploy writes"
+        )
     secure = ["--insecure"]
     if keys is not None:
         check_certificate(keys / CA, f"--keys, a folder with {CA}")

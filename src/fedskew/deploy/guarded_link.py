@@ -60,7 +60,9 @@ class BoundedBodies:
             reason = f"{length} bytes are more than the {BODY} that are taken at once"
             await _refuse(send, 413, reason)
         elif scope["path"].startswith(OPEN) and not await asyncio.to_thread(self.known, scope):
-            reason = f"{length} bytes are more than the {STRANGER} of one who is no registered node"
+            reason = (
+                f"{length} bytes are more than the {STRANGER} of one who is not a registered node"
+            )
             await _refuse(send, 413, reason)
         else:
             async with self.places:

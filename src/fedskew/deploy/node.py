@@ -42,10 +42,12 @@ from fedskew.deploy.requests import (
     out_of_tensor,
     to_bytes,
 )
+from fedskew.engine.before_use import Adapter
 from fedskew.engine.device import computing
 from fedskew.engine.job import (
+    ANSWER,
+    CANDIDATE,
     LOCAL,
-    WHOLE,
     Job,
     ScheduleResult,
     Start,
@@ -53,15 +55,19 @@ from fedskew.engine.job import (
     fresh_client,
     make_job,
     model_in_use,
+    prefixed,
 )
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
+from fedskew.engine.sharing import WHOLE
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.clients import jobs_of
 from fedskew.server.evaluated_rows import OwnModel, Score
-from fedskew.server.evaluation import CLIENT_TEST, Evaluator
+from fedskew.server.evaluation import Evaluator
 from fedskew.server.final_evaluation import TEST_ROWS
+from fedskew.server.models_in_use import chosen_candidates
+from fedskew.server.score_names import CLIENT_TEST
 from fedskew.tasks.additive import Sums, sums_over
 from fedskew.tasks.task import Task
 
@@ -126,7 +132,7 @@ class Files:
         whole = type(job) is int and type(round) is int
         if not whole or not 0 <= job < len(self.fresh) or round < FRESH:
             raise FedskewError(
-                f"{job!r:.80} and {round!r:.80} are no numbers of a model and a round: start a new run"
+                f"{job!r:.80} and {round!r:.80} are not numbers of a model and a round: start a new run"
             )
 
     def _read(self, job: int, round: int) -> Tree:
@@ -213,6 +219,8 @@ class Node:
         plan = request.plan
         self._check_rows(plan.clients, plan.sizes)
         kept = self.files.load(request.job, request.version, request.mirrored)
+        # With the server's answer to this client
+        kept = {**kept, **one_client(request.start.kept)}
         if request.together:
             updates = train_meeting(job, request.start, kept, plan, Replay(request.met))
         else:
@@ -225,7 +233,7 @@ class Node:
         kept = {}
         for part, tensors in self.files.load(0, request.version, request.mirrored).items():
             kept[part] = {name: value[None] for name, value in tensors.items()}
-        start: Start = replace(request.start, kept=kept)
+        start: Start = replace(request.start, kept={**kept, **request.start.kept})
         return Loop().probe(self.jobs[0], start, request.plan, request.what)  # type: ignore[arg-type]
 
     def _check_rows(self, clients: Ints, sizes: Ints) -> None:
@@ -307,12 +315,22 @@ class Node:
         """Return what gives the model that the client uses; None if it is not to be scored."""
         if not request.own:
             return None
-        model = self._model(request.state, request.versions)
+        model = self._model(request)
+        job = self.jobs[0]
+        adaptation = job.algorithm.adaptation
+        if adaptation is not None:
+            shared = {}
+            for name, value in request.state.items():
+                if name in job.sent:
+                    shared[name] = value
+            adapter = Adapter(Loop(), job, adaptation, self.settings)
+            clients = np.array([self.number])
+            model = adapter.adapt([model], clients, shared, request.round)[self.number]
         return lambda client: model
 
     def _statistics(self, request: Statistics) -> Tree:
         """Return the class statistics of the client's rows."""
-        model = self._model(request.state, [request.version])
+        model = self._model(Evaluate(request.state, [request.version]))
         return statistics_of(self.jobs[0], [(model, self._rows)])
 
     def _sums(self, state: Tensors) -> dict[str, Sums]:
@@ -323,13 +341,20 @@ class Node:
             sums[part] = sums_over(task, found.outputs, found.targets, self.classes)
         return sums
 
-    def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
+    def _model(self, request: Evaluate) -> Tensors:
         """Return the model that the client uses, from the global weights that the server sends."""
         last = len(self.jobs) - 1  # that of the client's own model, if the method has one
-        version = versions[min(last, len(versions) - 1)]
+        version = request.versions[min(last, len(request.versions) - 1)]
         kept = self.files.load(last, version, ())
-        unsent = self.files.fresh[0].get(LOCAL, {})
-        return model_in_use(self.jobs[0].algorithm, {**unsent, **state}, kept)
+        kept = {**kept, **prefixed(request.answer, ANSWER)}
+        shared = {**self.files.fresh[0].get(LOCAL, {}), **request.state}
+        job = self.jobs[0]
+        if request.candidates:
+            before = {**shared, **kept.get(LOCAL, {})}
+            client = np.array([self.number])
+            chosen = chosen_candidates(job, lambda _: before, request.candidates, client)
+            kept[CANDIDATE] = chosen[self.number]
+        return model_in_use(job.algorithm, shared, kept)
 
 
 def job_of(

@@ -17,7 +17,7 @@ def refuse_other_words(what: Any) -> None:
     """Raise an error for anything that is not the word of a question."""
     if type(what) is not str or what not in QUESTIONS:
         raise FedskewError(
-            f"{shown(what)} is no question of a fit, which are describe, count and add_up"
+            f"{shown(what)} is not a question of a fit, which are describe, count and add_up"
         )
 
 

@@ -320,7 +320,7 @@ class RemoteSilos:
             described = self._described[client]
             ends = {title: ends_of(described, title, fill) for title, fill in fills.items()}
             count = described.rows
-            if described.shape is not None:  # a channel of images has many numbers a row
+            if described.shape is not None:  # a channel of images has many numbers per row
                 count *= math.prod(described.shape[1:])
             return checked_moments(told, ends, count)
 

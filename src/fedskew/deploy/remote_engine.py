@@ -17,7 +17,7 @@ from fedskew.batchnorm.exact import Hub, SynchronousStep
 from fedskew.batchnorm.shared import clients_share, exchange
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tree, copied
+from fedskew.core.trees import Tree, copied, rows_of
 from fedskew.deploy.checks import (
     check_part_of_step,
     checked_update,
@@ -80,6 +80,11 @@ class _Training:
         self.requests = requests
 
 
+def _alone(start: Start, i: int) -> Start:
+    """Return from where one client of a plan starts: what it kept is with it, and the answer is for it alone."""
+    return replace(start, kept=rows_of(start.kept, slice(i, i + 1)))
+
+
 @dataclass
 class RemoteEngine:
     """An engine whose clients are nodes; positions of rows are sent, and never rows."""
@@ -91,7 +96,8 @@ class RemoteEngine:
     # Of each row among those of its client, see ``positions_of``
     positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
-    reported: tuple[str, ...] = ()  # numbers that the method has a client report
+    # Numbers that the method has a client report, and how large each may be
+    reported: Mapping[str, float] = field(default_factory=dict)
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
@@ -103,7 +109,7 @@ class RemoteEngine:
             mine = plan.only(np.array([i]))
             version = self.versions[number].of(client)
             training.requests[client] = Train(
-                number, replace(start, kept={}), mine, version, self.mirrored, [], together
+                number, _alone(start, i), mine, version, self.mirrored, [], together
             )
             training.like[client] = self._expected(number, mine)
         meeting = exchange(job.model, job.algorithm.batchnorm, plan.steps, 0)
@@ -138,19 +144,18 @@ class RemoteEngine:
         """Return what a client answers; a model that it trains for itself does not leave it."""
         if number == 0:
             return expected_update(plan, self.sent, self.reported)
-        return expected_update(plan, _KEPT, ())
+        return expected_update(plan, _KEPT, {})
 
     def probe(
         self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
     ) -> dict[str, Floats]:
         """Return what each client measures; masked for one that does not answer."""
         self.nodes.begin_round(plan.round)
-        start = replace(start, kept={})
         requests = {}
         for i, client in enumerate(plan.clients.tolist()):
             mine = plan.only(np.array([i]))
             version = self.versions[0].of(client)
-            requests[client] = Measure(start, mine, version, what, self.mirrored)
+            requests[client] = Measure(_alone(start, i), mine, version, what, self.mirrored)
         like = {name: np.zeros(1) for name in what}
 
         def check(client: int, answer: Any) -> Any:
@@ -212,7 +217,7 @@ class RemoteEngine:
         params = {name: value.clone() for name, value in state.params.items()}
         buffers = {name: value.clone() for name, value in state.buffers.items()}
         optimizer = copied(state.optimizer)
-        lr = torch.tensor(state.lr, dtype=job.x.dtype, device=job.x.device)
+        lr = torch.tensor(state.lr, dtype=job.scalar.dtype, device=job.x.device)
         losses = np.zeros(len(schedule.rows))
         scores = np.zeros(len(schedule.rows))
         firsts = [0, *schedule.ends[:-1].tolist()]
@@ -252,7 +257,7 @@ class RemoteEngine:
             if isinstance(answer, Waiting):
                 message = _sent_tensor(answer)
             if message.dtype != torch.uint8 or message.dim() != 1:
-                raise FedskewError("its part of the step is no message")
+                raise FedskewError("its part of the step is not a message")
             check_part_of_step(out_of_tensor(message), len(requests[client].rows), task)
             return answer
 

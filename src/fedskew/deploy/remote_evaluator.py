@@ -9,15 +9,14 @@ import numpy as np
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors
+from fedskew.core.trees import Tensors, Tree, one_client
 from fedskew.data.federation import Federation
 from fedskew.deploy.checks import checked_confusion, checked_scores, checked_sums, fits, most_bytes
 from fedskew.deploy.remote_engine import RemoteEngine
 from fedskew.deploy.requests import Evaluate, Scored
-from fedskew.engine.job import Job
+from fedskew.engine.job import CANDIDATES, Job
 from fedskew.server.evaluated_rows import OwnModel, Score, own_columns
 from fedskew.server.evaluation import (
-    CLIENT_TEST,
     RoundModels,
     RoundScores,
     evaluated_metrics,
@@ -29,7 +28,9 @@ from fedskew.server.final_evaluation import (
     final_columns,
     total_confusion,
 )
+from fedskew.server.models_in_use import chooses
 from fedskew.server.rows_of_clients import mean_over_clients
+from fedskew.server.score_names import CLIENT_TEST
 from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
 from fedskew.tasks.thresholds import ThresholdMetric
@@ -207,7 +208,7 @@ class RemoteEvaluator:
         self.names = ("loss", *metrics)
         self._parts = EvaluatedParts.of(fed, everything)
         classes = len(fed.data.classes)
-        outputs = job.x.new_zeros(0, self.task.width(classes))
+        outputs = job.scalar.new_zeros(0, self.task.width(classes))
         self._empty_sums = sums_over(self.task, outputs, job.y[:0], classes)
         self.client_parts: tuple[str, ...] = ()
         self.counted_parts: tuple[str, ...] = ()
@@ -320,10 +321,21 @@ class RemoteEvaluator:
         shared = state
         if shared is None:
             shared = self.state.leaving(self.job.local_names)
+        algorithm = self.job.algorithm
+        server_state = self.state.server_state
+        sent_along = algorithm.broadcast(server_state)
+        candidates: Tensors = {}
+        if asked.own and chooses(self.job, sent_along):
+            candidates = sent_along[CANDIDATES]
         requests = {}
         for client in range(self.fed.clients):
             versions = [each.of(client) for each in self.engine.versions]
-            requests[client] = Evaluate(shared, versions, asked.final, asked.own)
+            answer: Tree = {}
+            if asked.own and "answer_in_use" in algorithm.requires:
+                answer = one_client(algorithm.answer(server_state, np.array([client])))
+            requests[client] = Evaluate(
+                shared, versions, asked.final, asked.own, self.state.round, candidates, answer
+            )
 
         def check(client: int, answer: Scored) -> Scored:
             return self._checks.checked(client, answer, asked)

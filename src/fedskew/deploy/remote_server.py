@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm
-from fedskew.algorithms.topologies import Scheduled, hides_labels
+from fedskew.algorithms.topologies import EdgeServers, Graph, Scheduled, hides_labels
 from fedskew.core.config import Settings, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
@@ -27,17 +27,18 @@ from fedskew.deploy.requests import Statistics
 from fedskew.deploy.rowless_federation import positions_of
 from fedskew.engine.job import STATE, Start
 from fedskew.engine.plan import Plan
-from fedskew.runs.choices import from_python
 from fedskew.runs.folder import NODES
+from fedskew.runs.recorded_config import from_python
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
 from fedskew.server.clients import AWAY, OWN, PERSONAL, VERSIONS, jobs_of, models_away
+from fedskew.server.evaluated_rows import OwnModel
 from fedskew.server.makers import MAKERS
 from fedskew.server.server import Server
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import Arrived
 from fedskew.topology.context import RoundContext
-from fedskew.topology.payload import reported, sample_payload
+from fedskew.topology.payload import largest_reported, sample_payload
 from fedskew.topology.run_state import RunState
 
 # Settings that nodes on machines of their own are not told
@@ -64,6 +65,11 @@ def remote_server(
         raise FedskewError(
             "client_validation sets rows of clients aside for scores that nodes do not send: leave it out, or simulate "
             "the run with engine=stacked"
+        )
+    if fed.unseen is not None:
+        raise FedskewError(
+            "unseen scores clients that take no part, and every node takes part: leave it out, or simulate the run "
+            "with engine=stacked"
         )
     engine = RemoteEngine(nodes or Nodes(None), [Versions(fed.clients) for _ in range(2)])
 
@@ -99,7 +105,7 @@ class RemoteClients:
             self.nodes.names = fed.client_names
         if not isinstance(context.algorithm.topology(0), Scheduled):
             engine.sent = sample_payload(context, state)
-            engine.reported = tuple(reported(context.algorithm))
+            engine.reported = largest_reported(context, state)
 
     @property
     def nodes(self) -> Nodes:
@@ -174,6 +180,10 @@ class RemoteClients:
         """Refuse to return what is not here."""
         raise models_away(self.fed.client_names[client])
 
+    def models(self, needed: Ints) -> OwnModel:
+        """Return what refuses to: nodes score their own models."""
+        return self.model
+
     def statistics(self) -> Tree:
         """Return the class statistics of all clients that answer, added up."""
         job = self.context.job
@@ -238,10 +248,17 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
     reasons = {
         f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,
         "hostile clients are simulated": algorithm.poison is not None,
+        f"{algorithm.label()} has no server, and nodes do not talk to each other": isinstance(
+            algorithm.topology(0), Graph
+        ),
+        "edge servers between nodes and the server are simulated": isinstance(
+            algorithm.topology(0), EdgeServers
+        ),
         "secure=true simulates the clients' side of the label protocol": hides_labels(
             algorithm.topology(0)
         ),
         "test_trained=true evaluates clients' models on the server": settings.test_trained,
+        "rounds of two kinds are simulated only": algorithm.mixes_rounds,
         "thresholds need the predictions for all rows in one place": (
             settings.thresholds is not None
         ),

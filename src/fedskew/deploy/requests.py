@@ -12,7 +12,7 @@ import torch
 from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors
+from fedskew.core.trees import Tensors, Tree
 from fedskew.data import fitting
 from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
@@ -96,13 +96,18 @@ class Step:
 class Evaluate:
     """Sum up what a model makes of this client's rows, and score the model that the client uses.
 
-    ``state`` is what clients share of the model; where that is not the whole of it, there are no sums.
+    ``state`` is what clients share of the model; where that is not the whole of it, there are no sums. ``candidates``
+    are models to choose from beside it, and ``answer`` is what the server sends this client alone, for methods whose
+    clients use that.
     """
 
     state: Tensors
     versions: list[Version]
     final: bool = False
     own: bool = False
+    round: int = 0  # how many are done, by which clients draw the rows that they adapt a model on
+    candidates: Tensors = field(default_factory=dict)
+    answer: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

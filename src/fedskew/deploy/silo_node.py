@@ -51,7 +51,7 @@ from fedskew.deploy.requests import (
     to_bytes,
 )
 from fedskew.models.build import build
-from fedskew.runs.execute import settings_of
+from fedskew.runs.recorded_config import settings_of
 from fedskew.tasks.task import task_for
 
 _RUN = re.compile(r"[0-9a-f]{32}")  # the name of a run becomes a folder: nothing else may
@@ -240,7 +240,7 @@ class SiloNode:
         state = Path(str(self.own["state"])).resolve()
         if not isinstance(run, str) or not _RUN.fullmatch(run):
             raise FedskewError(
-                f"{run!r:.80} is no name of a run, expected 32 hexadecimal digits: start a new run"
+                f"{run!r:.80} is not a name of a run, expected 32 hexadecimal digits: start a new run"
             )
         folder = state / run
         if folder.resolve() != folder:
@@ -352,7 +352,7 @@ class SiloNode:
         client = self.about["client"]
         if type(client) is not int or client < 0:
             raise FedskewError(
-                f"{client!r:.80} is no number of a client: use the same version of fedskew"
+                f"{client!r:.80} is not a number of a client: use the same version of fedskew"
             )
         job = job_of(self.fed, client, model, resolve(config["algorithm"]), settings, task)
         return Node(self.fed, job, settings, self.folder)

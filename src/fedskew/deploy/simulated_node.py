@@ -11,7 +11,8 @@ import numpy as np
 from fedskew.algorithms.contract import resolve
 from fedskew.deploy.node import Node, job_of, rows_of_client
 from fedskew.models.build import build
-from fedskew.runs.execute import federation_of_config, settings_of, task_of
+from fedskew.runs.execute import federation_of_config, task_of
+from fedskew.runs.recorded_config import settings_of
 
 
 def answer(about: Mapping[str, Any], request: bytes) -> bytes:
