@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.advice.advise import advise as advise
     from fedskew.algorithms import AFLCP as AFLCP
+    from fedskew.algorithms import APFL as APFL
     from fedskew.algorithms import CCVR as CCVR
+    from fedskew.algorithms import CFL as CFL
+    from fedskew.algorithms import DPSGD as DPSGD
+    from fedskew.algorithms import IFCA as IFCA
     from fedskew.algorithms import SFL as SFL
     from fedskew.algorithms import Attack as Attack
     from fedskew.algorithms import Central as Central
@@ -15,36 +19,58 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms import Ditto as Ditto
     from fedskew.algorithms import FedAdagrad as FedAdagrad
     from fedskew.algorithms import FedAdam as FedAdam
+    from fedskew.algorithms import FedALA as FedALA
+    from fedskew.algorithms import FedAMP as FedAMP
     from fedskew.algorithms import FedAsync as FedAsync
     from fedskew.algorithms import FedAvg as FedAvg
     from fedskew.algorithms import FedAvgM as FedAvgM
+    from fedskew.algorithms import FedBABU as FedBABU
     from fedskew.algorithms import FedBN as FedBN
     from fedskew.algorithms import FedBS as FedBS
     from fedskew.algorithms import FedBuff as FedBuff
     from fedskew.algorithms import FedDyn as FedDyn
+    from fedskew.algorithms import FedExLoRA as FedExLoRA
+    from fedskew.algorithms import FedExP as FedExP
+    from fedskew.algorithms import FedFomo as FedFomo
     from fedskew.algorithms import FedGA as FedGA
     from fedskew.algorithms import FedLC as FedLC
     from fedskew.algorithms import FedNova as FedNova
     from fedskew.algorithms import FedNTD as FedNTD
+    from fedskew.algorithms import FedPAC as FedPAC
     from fedskew.algorithms import FedPBS as FedPBS
     from fedskew.algorithms import FedPer as FedPer
+    from fedskew.algorithms import FedProto as FedProto
     from fedskew.algorithms import FedProx as FedProx
     from fedskew.algorithms import FedProxLayers as FedProxLayers
     from fedskew.algorithms import FedRep as FedRep
+    from fedskew.algorithms import FedRoD as FedRoD
+    from fedskew.algorithms import FedRS as FedRS
+    from fedskew.algorithms import FedSALoRA as FedSALoRA
     from fedskew.algorithms import FedSAM as FedSAM
     from fedskew.algorithms import FedTAN as FedTAN
     from fedskew.algorithms import FedYogi as FedYogi
+    from fedskew.algorithms import FFALoRA as FFALoRA
+    from fedskew.algorithms import FineTune as FineTune
+    from fedskew.algorithms import FLoRA as FLoRA
+    from fedskew.algorithms import Gossip as Gossip
+    from fedskew.algorithms import Hierarchical as Hierarchical
     from fedskew.algorithms import Krum as Krum
     from fedskew.algorithms import LGFedAvg as LGFedAvg
     from fedskew.algorithms import Local as Local
+    from fedskew.algorithms import LoRA as LoRA
     from fedskew.algorithms import Median as Median
     from fedskew.algorithms import MFedBN as MFedBN
     from fedskew.algorithms import Moon as Moon
+    from fedskew.algorithms import NormTest as NormTest
+    from fedskew.algorithms import PerFedAvg as PerFedAvg
+    from fedskew.algorithms import PFedMe as PFedMe
+    from fedskew.algorithms import PowerOfChoice as PowerOfChoice
     from fedskew.algorithms import QFedAvg as QFedAvg
     from fedskew.algorithms import Quantize as Quantize
     from fedskew.algorithms import Scaffold as Scaffold
     from fedskew.algorithms import StratifyBatch as StratifyBatch
     from fedskew.algorithms import StratifyHybrid as StratifyHybrid
+    from fedskew.algorithms import StratifyRounds as StratifyRounds
     from fedskew.algorithms import StratifySingle as StratifySingle
     from fedskew.algorithms import TopK as TopK
     from fedskew.algorithms import TrimmedMean as TrimmedMean
@@ -58,10 +84,13 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.api import train as train
     from fedskew.core.config import Experiment as Experiment
     from fedskew.core.config import Settings as Settings
+    from fedskew.core.errors import BudgetSpentError as BudgetSpentError
     from fedskew.core.errors import FedskewError as FedskewError
     from fedskew.data.dataset import Dataset as Dataset
     from fedskew.data.federation import Federation as Federation
     from fedskew.data.partition import Partition as Partition
+    from fedskew.estimators import FederatedClassifier as FederatedClassifier
+    from fedskew.estimators import FederatedRegressor as FederatedRegressor
     from fedskew.heterogeneity.heterogeneity import measure as measure
     from fedskew.nodes.split_folder import load_split as load_split
     from fedskew.runs.callbacks import Callback as Callback
@@ -78,10 +107,13 @@ __version__ = "0.2.1"
 # Registered methods (fedskew.FedProx) need no line here: they are found by their class names.
 _PUBLIC = {
     "Algorithm": "fedskew.algorithms.contract",
+    "BudgetSpentError": "fedskew.core.errors",
     "Callback": "fedskew.runs.callbacks",
     "Dataset": "fedskew.data.dataset",
     "Experiment": "fedskew.core.config",
     "Federation": "fedskew.data.federation",
+    "FederatedClassifier": "fedskew.estimators",
+    "FederatedRegressor": "fedskew.estimators",
     "FedskewError": "fedskew.core.errors",
     "Partition": "fedskew.data.partition",
     "Regression": "fedskew.tasks.regression",

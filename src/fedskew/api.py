@@ -14,8 +14,8 @@ from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
 from fedskew.report.page import PageWriter
 from fedskew.runs.callbacks import CallbackSpec, as_callbacks
-from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
+from fedskew.runs.recorded_config import FROM_PYTHON
 from fedskew.runs.run import Run, open_run
 from fedskew.runs.runner import Resumption, Watch, run_to_end
 from fedskew.skew.federate import load, split
@@ -49,7 +49,7 @@ def train(
         folder: the run folder; by default a new one under ``runs``, none for False
         callbacks: one or several, each a ``fedskew.Callback`` or a function that is called after every round with its
             result and the number of rounds; one that returns True stops the run
-        settings: everything in ``fedskew.Settings``, by name; ``task`` may be a ``fedskew.Task`` as well
+        settings: everything in ``fedskew.Settings``, by name; ``task`` may be a ``fedskew.Task``
 
     >>> run = train(split(load("digits"), "iid", clients=5), "logreg", rounds=3, folder=False)
     >>> run.summary["rounds"], run.summary["test_accuracy_last"] > 0.8
@@ -102,7 +102,7 @@ def resume(
     force: bool = False,
     workers: int | None = None,
 ) -> Run:
-    """Resume a run that was killed; the result has the same bits as without the interruption.
+    """Resume a run that was killed, to the same bits as without the interruption.
 
     First it is verified that all files are intact, and that data, model and algorithm are those of the run.
 
@@ -136,19 +136,19 @@ def compare(
     choose: "ChooseRule | None" = None,
     choose_seeds: "str | Iterable[int] | None" = None,
     jobs: int = 1,
+    budget: "str | float | None" = None,
+    shard: "str | None" = None,
     out: "str | os.PathLike[str] | None" = None,
     or_resume: bool = False,
     **settings: Any,
 ) -> "pd.DataFrame":
-    """Compare methods x hyper-parameters x skews x seeds; return one row a configuration, and write tables and figures.
+    """Compare methods x hyper-parameters x skews x seeds: return one row per configuration, write tables and figures.
 
-    Hyper-parameters, means, standard deviations, the difference to the control with its interval, and the verdict are
-    columns: better, equal, worse or undecided. ``attrs`` has the goal, the verdicts in words, the zone, the target,
-    warnings and the folder.
+    Columns are hyper-parameters, means, standard deviations, the difference to the control with its interval, and the
+    verdict: better, equal, worse or undecided. ``attrs`` has the goal, the verdicts in words, warnings and the folder.
 
     Args:
-        folders: finished runs, or comparisons, that are compared as they are; nothing is trained then. Each is a
-            folder, or what ``train`` or ``open_run`` returned
+        folders: finished runs or comparisons, as folders or as ``Run``, to compare as they are: nothing is trained
         algorithm: one or several methods, by name and options
         skew: one or several skews
         seeds: such as ``range(5)`` or ``"0-4"``; an interval needs at least 3
@@ -163,20 +163,23 @@ def compare(
         choose: ``"validation"`` chooses the numbers of the grid on validation rows, ``"none"`` compares all of them
         choose_seeds: seeds of the runs by which numbers are chosen; by default ``seeds``
         jobs: processes for what cannot be trained in one stack
+        budget: time of this call, such as ``"9m"``: then it raises ``BudgetSpentError``, and the next one goes on
+        shard: share of the runs, such as ``"2/8"``; the frame is empty, ``attrs["left"]`` counts those of other shards
         out: the folder; by default a new one under ``runs``, and none for finished runs
         or_resume: continue the comparison in ``out``, if it is the same
         settings: everything in ``fedskew.Experiment``, by name
     """
-    from fedskew.report.comparison_files import WRITERS
+    from fedskew.report.comparison_files import write_comparison
     from fedskew.study.compare import compare as compare_methods
     from fedskew.study.compare import compare_finished, folders_of
 
-    values: dict[str, Any] = dict(settings)
-    own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
+    own: dict[str, Any] = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
     own |= {"choose": choose, "choose_seeds": choose_seeds}
+    own |= {"budget": budget, "shard": shard}
     judged_by = {"goal": goal, "score": score, "control": control, "equal": equal}
     judged_by["pool"] = pool or None
-    values |= {name: value for name, value in own.items() if value is not None}
+    given = {name: value for name, value in own.items() if value is not None}
+    values: dict[str, Any] = {**settings, **given}
     place = None
     if out is not None:
         place = Path(out)
@@ -186,13 +189,9 @@ def compare(
                 f"{next(iter(values))}: finished runs are compared as they are, leave it out"
             )
         outcome = compare_finished(
-            folders_of(folders), WRITERS.comparison, target=target, out=place, judged_by=judged_by
+            folders_of(folders), write_comparison, target=target, out=place, judged_by=judged_by
         )
     else:
         values |= {**judged_by, "target": target, "jobs": jobs}
-        outcome = compare_methods(values, WRITERS, out=place, or_resume=or_resume)
-    if outcome.found is None:
-        raise FedskewError(f"{outcome.folder}: no run has finished: nothing to report")
-    frame = outcome.found.frame()
-    frame.attrs["folder"] = outcome.folder and str(outcome.folder)
-    return frame
+        outcome = compare_methods(values, write_comparison, out=place, or_resume=or_resume)
+    return outcome.frame()

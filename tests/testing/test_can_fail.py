@@ -753,7 +753,7 @@ def test_engines_catches_an_engine_that_forgets_buffers() -> None:
 
 def test_a_failure_raises_with_the_report() -> None:
     with pytest.raises(
-        ConformanceError, match=r"^WeighsByNumber fails 1 of 13 checks: \[order\] Loop, clients"
+        ConformanceError, match=r"^WeighsByNumber fails 1 of 14 checks: \[order\] Loop, clients"
     ) as caught:
         fedskew.check(WeighsByNumber())
     report = caught.value.report

@@ -32,6 +32,14 @@ SKIP = {
     "krum": {"identical": "one client alone has no neighbours"},
     "dp": {"identical": "the noise is that of one client, whatever their number"},
     "attack": dict.fromkeys(("order", "identical"), "some clients are hostile, by their numbers"),
+    "hierarchical": {
+        "order": "clients have edges by their numbers",
+        "identical": "one client alone cannot have two edges",
+    },
+    "norm-test": {
+        "order": "fewer than all take part, drawn by their numbers",
+        "identical": "the server knows how many clients there are",
+    },
     "quantize": dict.fromkeys(("order", "identical"), "clients round by keys of their numbers"),
 }
 

@@ -66,7 +66,7 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
             raise ValueError("its lengths do not add up")
     except (ValueError, RecursionError) as error:
         raise FedskewError(
-            f"{party}: {len(data)} bytes are no message of this protocol ({error}): cut short or changed, have them "
+            f"{party}: {len(data)} bytes are not a message of this protocol ({error}): cut short or changed, have them "
             "sent again"
         ) from None
     return head, [data[a:b] for a, b in pairwise(ends)]

@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 from fedskew.algorithms.contract import Algorithm, resolve
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice
+from fedskew.data.dataset import Dataset
 from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
+from fedskew.models.build import ModelSpec
 from fedskew.testing.check_report import (
     Conformance,
     ConformanceError,
@@ -17,8 +19,10 @@ from fedskew.testing.check_report import (
     Finding,
     NotApplicableError,
     Passed,
+    VacuousError,
     explain,
 )
+from fedskew.testing.effect import method_has_effect
 from fedskew.testing.equalities import (
     clients_in_any_order,
     engines_agree,
@@ -57,6 +61,7 @@ CHECKS: dict[str, Check] = {
     "checkpoint": checkpoint_resumes,
     "bytes": bytes_are_counted,
     "nan": nan_client_is_left_out,
+    "effect": method_has_effect,
 }
 
 
@@ -67,6 +72,8 @@ def check(
     engines: Iterable[Engine] | None = None,
     skip: Mapping[str, str] | None = None,
     device: str = "cpu",
+    model: ModelSpec | None = None,
+    data: Dataset | None = None,
 ) -> Conformance:
     """Run every check on an algorithm, on a tiny federation made in memory; takes a few seconds.
 
@@ -76,6 +83,11 @@ def check(
         engines: those that must give the same results, the reference first; loop and stacked when left out
         skip: checks that do not apply to the method, each with the reason, which the report repeats
         device: where the engines compute
+        model: a model in place of the suite's own, with layers that the method needs: a name, a function or a module
+        data: a data set of which a few rows are used, in place of made-up ones
+
+    A method whose models are those of FedAvg wherever it was tried is *vacuous*: no check has failed, and none has
+    seen its hooks act.
 
     >>> check("fedavg").passed
     True
@@ -89,7 +101,7 @@ def check(
         used = tuple(engines)
     if not used:
         raise FedskewError("engines is empty: give at least one, two to see whether they agree")
-    lab = Lab(resolve(algorithm), used, device)
+    lab = Lab(resolve(algorithm), used, device, model, data)
     findings = []
     for name, function in CHECKS.items():
         findings.append(_try(name, function, lab, leave_out.get(name)))
@@ -116,6 +128,8 @@ def _try(name: str, function: Check, lab: Lab, reason: str | None) -> Finding:
         return found("not applicable", str(why))
     except ContractError as problem:
         return found("failed", str(problem))
+    except VacuousError as problem:
+        return found("vacuous", str(problem))
     except Exception as problem:  # any exception of a hook is a finding about that hook
         return found("failed", explain(problem, type(lab.algorithm)))
     return found("passed", result.detail, result.worst)

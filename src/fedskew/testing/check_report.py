@@ -18,6 +18,10 @@ class ContractError(Exception):
     """A failed check; the message says what is wrong and what would be right."""
 
 
+class VacuousError(Exception):
+    """A method that does nothing where it is tested; the message says what to give."""
+
+
 class NotApplicableError(Exception):
     """A check that does not apply to this algorithm; the message says why."""
 
@@ -35,7 +39,7 @@ class Finding:
     """The outcome of one check."""
 
     check: str
-    outcome: Literal["passed", "failed", "not applicable"]
+    outcome: Literal["passed", "failed", "not applicable", "vacuous"]
     detail: str  # what was compared, what is wrong, or why it does not apply
     # Largest difference, relative to the size of the values where that is above 1
     worst: float | None
@@ -64,6 +68,11 @@ class Conformance:
         return tuple(finding for finding in self.findings if finding.outcome == "failed")
 
     @property
+    def vacuous(self) -> bool:
+        """Return whether the method does nothing where it was tested."""
+        return any(finding.outcome == "vacuous" for finding in self.findings)
+
+    @property
     def passed(self) -> bool:
         """Return whether no check failed."""
         return not self.failures
@@ -73,6 +82,8 @@ class Conformance:
 
     def __str__(self) -> str:
         verdict = "conforms"
+        if self.vacuous:
+            verdict = "vacuous, its hooks change nothing here"
         if self.failures:
             verdict = f"fails {len(self.failures)} checks"
         seconds = sum(finding.seconds for finding in self.findings)

@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, get_args, get_origin
@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from fedskew.algorithms.contract import Algorithm
+from fedskew.core.errors import FedskewError
 from fedskew.core.registry import options_of
 from fedskew.core.streams import Stream
+from fedskew.core.trees import Tensors
 from fedskew.engine.job import Engine
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.hook_checks import random_states
@@ -29,7 +31,7 @@ from fedskew.testing.lab import (
     Difference,
     Lab,
     Scene,
-    federation,
+    Trained,
     names_of,
 )
 
@@ -135,9 +137,11 @@ def clients_in_any_order(lab: Lab) -> Passed:
         raise NotApplicableError(
             "the schedule draws clients by their numbers, so other numbers make another schedule"
         )
-    usual = federation()
+    if lab.on_graph():
+        raise NotApplicableError("clients have their places on the graph by their numbers")
+    usual = lab.federation()
     old_number = Stream(0, "conformance order").permutation(len(SIZES))
-    relabelled = federation([usual.partition.of(int(client)) for client in old_number])
+    relabelled = lab.federation([usual.partition.of(int(client)) for client in old_number])
     numbers = None
     pooled = ""
     if lab.pools():
@@ -149,18 +153,23 @@ def clients_in_any_order(lab: Lab) -> Passed:
         for scene in lab.scenes(PLAIN, MERGED, LOCAL):
             first = lab.run(2, scene, engine, usual, **FULL)
             second = lab.run(2, scene, engine, relabelled, **FULL)
-            left = {
-                **second.model(),
-                **second.rounds(),
-                **second.client_states(numbers),
-                **second.tables(numbers),
-            }
             what = f"{type(engine).__name__}, clients relabelled, {scene.name}"
-            seen.compare(left, first.everything(), EXACT, what)
+            seen.compare(_by_number(second, numbers), _by_number(first), EXACT, what)
     return Passed(
         f"weights, client states and tables after 2 rounds with relabelled clients{pooled}",
         seen.worst,
     )
+
+
+def _by_number(trained: Trained, numbers: Mapping[int, int] | None = None) -> Tensors:
+    """Return all that training changes and reports, with clients named by these numbers."""
+    return {
+        **trained.common(),
+        **trained.rounds(),
+        **trained.client_states(numbers),
+        **trained.models_in_use(numbers),
+        **trained.tables(numbers),
+    }
 
 
 def identical_clients(lab: Lab) -> Passed:
@@ -175,9 +184,13 @@ def identical_clients(lab: Lab) -> Passed:
         )
     if (lab.buffer_size() or 3) < 3:
         raise NotApplicableError("the server takes a step before all three have answered")
+    try:
+        lab.fresh().check_clients(1)
+    except FedskewError as reason:
+        raise NotApplicableError(f"the method refuses one client: {reason}") from None
     rows = np.arange(12)
-    one = federation([rows])
-    three = federation([rows] * 3)
+    one = lab.federation([rows])
+    three = lab.federation([rows] * 3)
     seen = Difference()
     variants = weightings(lab.fresh())
     for engine in lab.engines:
@@ -186,10 +199,8 @@ def identical_clients(lab: Lab) -> Passed:
                 alone = lab.run(2, scene, engine, one, replace(algorithm), **FULL)
                 together = lab.run(2, scene, engine, three, replace(algorithm), **FULL)
                 what = f"{type(engine).__name__}, three identical clients and one, {scene.name}"
-                seen.compare(together.model(), alone.model(), EXACT, what)
-                right = alone.client_states({0: 0})
-                for client in range(3):
-                    seen.compare(together.client_states({client: 0}), right, EXACT, what)
+                seen.compare(together.common(), alone.common(), EXACT, what)
+                _compare_clients(seen, together, alone, what)
     kinds = ""
     if len(variants) > 1:
         kinds = f" with {len(variants)} kinds of weights"
@@ -197,6 +208,13 @@ def identical_clients(lab: Lab) -> Passed:
         f"weights, server and client states after 2 rounds of three identical clients and of one{kinds}",
         seen.worst,
     )
+
+
+def _compare_clients(seen: Difference, three: Trained, one: Trained, what: str) -> None:
+    """Compare what each of three clients keeps and uses with that of the only client of another run."""
+    for client in range(3):
+        for found in (Trained.client_states, Trained.models_in_use):
+            seen.compare(found(three, {client: 0}), found(one, {0: 0}), EXACT, what)
 
 
 def weightings(algorithm: Algorithm) -> list[Algorithm]:

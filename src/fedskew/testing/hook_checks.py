@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.loop import Loop
+from fedskew.models.low_rank import is_offset
 from fedskew.testing.check_report import HOOKS, ContractError, Passed, explain, hook_of
 from fedskew.testing.lab import LATE, LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
 
@@ -118,7 +119,7 @@ def _judge_client_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None
     elif hook == "correct_gradients":
         _same(hook, "gradients", result, _leaves(given["grads"]))
     elif hook == "on_receive":
-        _same(hook, "the weights that the client received", result, _leaves(given["view"].start))
+        _judge_on_receive(result, given["view"])
     elif hook in ("trainable", "local_names"):
         _judge_names(hook, result, given["layout"])
     elif hook == "linear_correction":
@@ -139,6 +140,8 @@ def _judge_server_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None
         _require_counts("probe_rows", result, len(given["chosen"]), "of the chosen")
     elif hook == "configure_training":
         _judge_config(result, given)
+    elif hook == "answer":
+        _judge_answer(result, len(given["clients"]))
     elif hook == "schedule_samples":
         _judge_schedule(result)
     elif hook == "combine":
@@ -148,6 +151,16 @@ def _judge_server_hook(hook: str, result: Any, given: Mapping[str, Any]) -> None
 def _judge_objective(result: Any) -> None:
     if not isinstance(result, Tensor) or result.dim():
         raise ContractError("objective must return one number as a tensor without axes")
+
+
+def _judge_on_receive(result: Any, view: Any) -> None:
+    hook = "on_receive"
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError("on_receive must return a pair: weights to start from and client state")
+    weights, client_state = result
+    _require_tree(hook, client_state)
+    _same(hook, "the weights that the client received", weights, _leaves(view.start))
+    _same(hook, "the client state", client_state, _leaves(view.client_state))
 
 
 def _judge_payload(result: Any) -> None:
@@ -163,6 +176,8 @@ def _judge_server_update(result: Any, given: Mapping[str, Any], server_state: Le
     if not isinstance(result, tuple) or len(result) != 2:
         raise ContractError("server_update must return a pair: new weights and new server state")
     weights, state = result
+    # What the server adds to weights that are not trained is no weight that it was given
+    weights = {name: value for name, value in weights.items() if not is_offset(name)}
     _require_tree(hook, state)
     _same(hook, "the weights it was given", weights, _leaves(given["weights"]))
     _same(hook, "what init_server_state returns, or it is lost on resume", state, server_state)
@@ -172,8 +187,19 @@ def _judge_weight(result: Any, clients: int) -> None:
     one_each = isinstance(result, np.ndarray) and result.shape == (clients,)
     if not one_each or not np.all(np.isfinite(result) & (result >= 0)):
         raise ContractError(
-            f"weight must return an array of {clients} finite weights, none below 0, one a client"
+            f"weight must return an array of {clients} finite weights, none below 0, one per client"
         )
+
+
+def _judge_answer(result: Any, clients: int) -> None:
+    _require_tree("answer", result)
+    for name, value in _leaves(result).items():
+        if value.dim() == 0 or len(value) != clients:
+            raise ContractError(
+                f"answer {name} must have one entry per client, {clients} of them, not the shape {tuple(value.shape)}"
+            )
+        if name.startswith("numbers.") and value.dim() != 1:
+            raise ContractError(f"answer {name} must be one number per client")
 
 
 def _judge_schedule(result: Any) -> None:
@@ -226,7 +252,7 @@ def _judge_names(hook: str, result: Any, layout: Any) -> None:
     for name in result:
         if name not in known:
             raise ContractError(
-                f"{hook} has {name!r}, which is no parameter or buffer of the model"
+                f"{hook} has {name!r}, which is not a parameter or buffer of the model"
             )
 
 
@@ -250,7 +276,7 @@ def _judge_correction(result: Any, params: Leaves) -> None:
             raise ContractError(f"{hook} has the parts scale and offset, not {part!r}")
         for name, value in tensors.items():
             if name not in params:
-                raise ContractError(f"{hook}: {part} has {name!r}, which is no weight")
+                raise ContractError(f"{hook}: {part} has {name!r}, which is not a weight")
             due: tuple[int, ...] = ()
             if part == "offset":
                 due = params[name].shape
@@ -429,5 +455,9 @@ def _copy(value: Any) -> Any:
 
 def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor):
-        return left.shape == right.shape and torch.equal(left, right.detach())
+        if left.shape != right.shape:
+            return False
+        if left.is_meta:  # without numbers, where only sizes are asked for
+            return True
+        return torch.equal(left, right.detach())
     return np.array_equal(left, right)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedskew.algorithms.contract import Algorithm
-from fedskew.algorithms.topologies import Scheduled, Topology
+from fedskew.algorithms.contract import Algorithm, overridden
+from fedskew.algorithms.topologies import EdgeServers, Graph, Scheduled, Topology
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
@@ -23,6 +23,7 @@ from fedskew.models.build import ModelSpec, build
 from fedskew.models.network import Network
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
+from fedskew.tasks.task import BY_TARGET, resolve
 from fedskew.testing.check_report import HOOKS, PARTS, ContractError, NotApplicableError
 from fedskew.topology.scheduled_rounds import ScheduledRounds
 
@@ -72,14 +73,38 @@ def made_up(purpose: str, count: int) -> Rows:
     return Rows((centres[labels] + draw.normal(size=(count, FEATURES))).astype(np.float32), labels)
 
 
-def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
+@cache
+def made_up_data() -> Dataset:
+    """Return the data of the suite."""
+    names = tuple(map(str, range(CLASSES)))
+    return Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
+
+
+def some_rows(data: Dataset) -> Dataset:
+    """Return as few rows of a data set as the suite needs, drawn at random."""
+    if not isinstance(data, Dataset):
+        raise FedskewError(
+            f"data is a {type(data).__name__}: give a Dataset, as fedskew.load returns it"
+        )
+    needed = sum(SIZES)
+    if len(data.train) < needed:
+        raise FedskewError(
+            f"data={data.name} has {len(data.train)} training rows, and the checks need {needed}: give more, or "
+            "leave data out"
+        )
+    chosen = np.sort(Stream(0, "conformance rows").sample(len(data.train), needed))
+    test = data.test.take(np.arange(min(8, len(data.test))))
+    return replace(data, train=data.train.take(chosen), test=test, validation=None, silos=())
+
+
+def federation(
+    rows_by_client: "list[Ints] | None" = None, data: Dataset | None = None
+) -> Federation:
     """Return a federation of clients of different sizes, or of clients with these rows."""
     usual = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    names = tuple(map(str, range(CLASSES)))
-    data = Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
     if rows_by_client is None:
         rows_by_client = usual
-    return Federation(data, Partition.from_lists(rows_by_client))
+    return Federation(data or made_up_data(), Partition.from_lists(rows_by_client))
 
 
 @dataclass(frozen=True)
@@ -100,6 +125,13 @@ class Trained:
                 found[name] = value
         return found
 
+    def common(self) -> Tensors:
+        """Return the same without a server state that has an entry for every client, which depends on their numbers."""
+        found = self.model()
+        if not overridden(self.server.algorithm, "answer"):
+            return found
+        return {name: value for name, value in found.items() if not name.startswith("server/")}
+
     def client_states(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """Return what clients keep; ``numbers`` maps the clients to include to the numbers to name them by."""
         found: Tensors = {}
@@ -108,6 +140,17 @@ class Trained:
                 for part, tensors in store.get(np.array([client])).items():
                     for name, value in tensors.items():
                         found[f"client {called} {part}/{name}"] = value[0]
+        return found
+
+    def models_in_use(self, numbers: Mapping[int, int] | None = None) -> Tensors:
+        """Return the models that clients use, where the method makes or adapts them; renumbered likewise."""
+        found: Tensors = {}
+        algorithm = self.server.algorithm
+        if algorithm.adaptation is None and not overridden(algorithm, "client_model"):
+            return found
+        for client, called in (numbers or self._all_clients()).items():
+            for name, value in self.server.client_model(client).items():
+                found[f"client {called} uses {name}"] = value
         return found
 
     def tables(self, numbers: Mapping[int, int] | None = None) -> Tensors:
@@ -138,7 +181,13 @@ class Trained:
 
     def everything(self) -> Tensors:
         """Return all that training changes and reports."""
-        return {**self.model(), **self.client_states(), **self.tables(), **self.rounds()}
+        return {
+            **self.model(),
+            **self.client_states(),
+            **self.models_in_use(),
+            **self.tables(),
+            **self.rounds(),
+        }
 
     def _all_clients(self) -> dict[int, int]:
         return {client: client for client in range(self.server.trained_on.clients)}
@@ -147,10 +196,21 @@ class Trained:
 class Lab:
     """Short trainings of one algorithm; ``engines`` are those that can run it, the reference first."""
 
-    def __init__(self, algorithm: Algorithm, engines: tuple[Engine, ...], device: str) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engines: tuple[Engine, ...],
+        device: str,
+        model: ModelSpec | None = None,
+        data: Dataset | None = None,
+    ) -> None:
         self.algorithm = algorithm
         self.engines = engines
         self.device = device
+        self.model = model  # in place of those of the scenes
+        self.data = made_up_data()
+        if data is not None:
+            self.data = some_rows(data)
         self._refusals: dict[str, str | None] = {}
 
     def fresh(self) -> Algorithm:
@@ -177,8 +237,16 @@ class Lab:
             "device": self.device,
         }
         chosen = Settings(**{**usual, **scene.settings, **settings})
-        model = build(scene.model, (FEATURES,), CLASSES, seed=0)
-        return Server(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
+        outputs = resolve(BY_TARGET[self.data.target]).width(len(self.data.classes))
+        spec = scene.model
+        if self.model is not None:
+            spec = self.model
+        model = build(spec, self.data.shape, outputs, seed=0)
+        return Server(fed or self.federation(), model, algorithm or self.fresh(), chosen, engine)
+
+    def federation(self, rows_by_client: "list[Ints] | None" = None) -> Federation:
+        """Return a federation of clients of different sizes, or of clients with these rows."""
+        return federation(rows_by_client, self.data)
 
     def run(
         self, rounds: int, scene: Scene, engine: Engine, *args: Any, **settings: Any
@@ -218,6 +286,14 @@ class Lab:
     def buffer_size(self) -> int | None:
         """Return how many updates the server waits for; None if it waits for all clients."""
         return getattr(self.fresh().topology(0), "buffer_size", None)
+
+    def on_graph(self) -> bool:
+        """Return whether clients exchange models with their neighbours on a graph."""
+        return isinstance(self.fresh().topology(0), Graph)
+
+    def has_edges(self) -> bool:
+        """Return whether there are edge servers between clients and the cloud."""
+        return isinstance(self.fresh().topology(0), EdgeServers)
 
     def pools(self) -> bool:
         """Return whether the method brings all rows to one place."""
