@@ -452,7 +452,7 @@ def test_a_key_that_is_not_that_of_the_certificate(
             Path("others/server.key").read_bytes(),
             "keys/server.key is not the key of keys/server.crt",
         ),
-        (b"nothing", "keys/server.key is no private key"),
+        (b"nothing", "keys/server.key is not a private key"),
     ):
         Path("keys/server.key").write_bytes(content)
         assert keys("server --keys keys --state link --port 18765") == 2

@@ -165,7 +165,7 @@ def test_without_the_option_the_error_names_it(
 ) -> None:
     for words in ("--algorithm mine", "--skew alternate", "--model narrow", "--data spots"):
         assert own(f"run {words} --rounds 1") == 2
-        assert complaint(capsys).endswith("; for one of your own: fedskew --import FILE")
+        assert complaint(capsys).endswith(" (one of your own: fedskew --import FILE)")
     assert own("--import nowhere.py list") == 2
     assert complaint(capsys) == "fedskew: --import nowhere.py: there is no such file"
     assert own("--help") == 0

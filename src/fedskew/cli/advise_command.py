@@ -92,7 +92,7 @@ def advise(
 
     Trials are paired over seeds and use training rows only. There are two answers: for one model that serves the rows
     of all clients, and for a model of each client that serves rows like its own. A method is recommended only if it is
-    better than FedAvg by more than the zone (--equal). --rounds is the most that a trial has (100); without --lr, one
+    better than FedAvg by more than the zone (--equal). A trial has at most --rounds (100). Without --lr, one
     of three is chosen for every method.
 
     \b

@@ -12,13 +12,16 @@ from typer.core import TyperGroup
 from fedskew import __version__
 from fedskew.cli import (
     advise_command,
+    atlas_command,
     compare_command,
     data_commands,
     deploy_command,
+    doctor_command,
     export_command,
     keys_command,
     listing,
     measure_command,
+    merge_command,
     node_command,
     paper_command,
     predict_command,
@@ -31,7 +34,7 @@ from fedskew.cli import (
 )
 from fedskew.cli.console import complain, system_error_text, usage_error_text
 from fedskew.core.config import workers_of_torchrun
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import BudgetSpentError, FedskewError
 from fedskew.core.plugins import import_modules
 
 if TYPE_CHECKING:
@@ -66,7 +69,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Federated learning on heterogeneous (non-IID) clients.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -80,6 +82,8 @@ def main() -> None:
         code = complain(str(stopped), stopped.code)
     except _UsageError as problem:
         code = complain(usage_error_text(problem))
+    except BudgetSpentError as spent:
+        code = complain(str(spent), spent.code)
     except FedskewError as problem:
         code = complain(str(problem))
     except BrokenPipeError:  # the reader of the output has closed the pipe, such as head
@@ -144,6 +148,7 @@ for module in (
     run_command,
     compare_command,
     resume_command,
+    merge_command,
     status_command,
     report_command,
     predict_command,
@@ -151,9 +156,11 @@ for module in (
     split_command,
     measure_command,
     advise_command,
+    atlas_command,
     paper_command,
     listing,
     data_commands,
+    doctor_command,
     deploy_command,
     keys_command,
     server_command,

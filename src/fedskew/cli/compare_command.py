@@ -1,8 +1,9 @@
 """The command ``fedskew compare``: methods x hyper-parameters x skews x seeds in one go, or runs that are finished."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -41,6 +42,8 @@ def compare(
     choose: str | None,
     choose_seeds: str | None,
     jobs: int | None,
+    budget: str | None,
+    shard: str | None,
     out: Path | None,
     or_resume: bool,
     as_json: bool,
@@ -57,12 +60,9 @@ def compare(
     fedskew compare --algorithm fedavg --algorithm ditto --client-test 0.2 --seeds 0-4
     fedskew compare runs/A runs/B --out both
     """
-    from fedskew.report.comparison_files import WRITERS
-    from fedskew.study.compare import compare as compare_methods
-
     places = paths or []
     own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid, "jobs": jobs}
-    own |= {"choose": choose, "choose_seeds": choose_seeds}
+    own |= {"choose": choose, "choose_seeds": choose_seeds, "budget": budget, "shard": shard}
     judged_by: dict[str, Any] = {"goal": goal, "score": score, "control": control, "equal": equal}
     judged_by["pool"] = pool or None
     folders = _folders(places)
@@ -77,7 +77,13 @@ def compare(
         values.pop("seed", None)  # which only the file has
     elif given["seed"] is not None:
         values.pop("seeds", None)
-    outcome = compare_methods(values, WRITERS, out=out, or_resume=or_resume, watch=show_comparison)
+    # Flags are checked before these import PyTorch
+    from fedskew.report.comparison_files import write_comparison
+    from fedskew.study.compare import compare as compare_methods
+
+    outcome = compare_methods(
+        values, write_comparison, out=out, or_resume=or_resume, watch=show_comparison
+    )
     print_comparison(outcome, as_json)
 
 
@@ -116,20 +122,39 @@ def _compare_finished(
     folders: Sequence[Path], out: Path | None, target: str | None, judged_by: Mapping[str, Any]
 ) -> "Outcome":
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
-    from fedskew.report.comparison_files import WRITERS
+    from fedskew.report.comparison_files import write_comparison
     from fedskew.runs.execute import fresh_folder
     from fedskew.study.compare import compare_finished, own_folder
 
     place = out or own_folder(folders) or fresh_folder("compare")
     return compare_finished(
-        folders, WRITERS.comparison, target=target, out=place, judged_by=judged_by
+        folders, write_comparison, target=target, out=place, judged_by=judged_by
     )
+
+
+def print_left(outcome: "Outcome", as_json: bool) -> None:
+    """Say how many runs other shards have left to run."""
+    from fedskew.runs.folder import to_json
+
+    runs = f"{outcome.left} runs of other shards are"
+    if outcome.left == 1:
+        runs = "1 run of another shard is"
+    print(
+        f"this shard is done, {runs} left in {outcome.folder}: run these shards, or give their commands again; "
+        "the one that ends last judges the study",
+        file=sys.stderr,
+    )
+    if as_json:
+        print(to_json({"folder": str(outcome.folder), "left": outcome.left}))
 
 
 def print_comparison(outcome: "Outcome", as_json: bool) -> None:
     """Print the table, the verdicts and what was written; exit with an error if a run failed."""
     comparison = outcome.found
     assert outcome.folder
+    if outcome.left:
+        print_left(outcome, as_json)
+        return
     if comparison is None:
         rows = outcome.runs["runs"]
         methods = [row["algorithm"] for row in rows]
@@ -140,6 +165,22 @@ def print_comparison(outcome: "Outcome", as_json: bool) -> None:
         raise typer.Exit(SOME_FAILED)
 
 
+Budget: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="stop after this time, such as 90s, 9m or 1.5h, with exit code 75; the same command goes on",
+    ),
+]
+TheShard: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="run only this share of the runs, such as 2/8; other processes or machines run the others",
+    ),
+]
 _OWN: dict[str, tuple[Any, Any]] = {
     "paths": (
         Annotated[
@@ -172,7 +213,7 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
                 "--grid",
                 metavar="NAME=X,Y",
                 help="several numbers of an option of a method or of lr, momentum, weight_decay, clip_norm, such as "
-                "mu=0,0.01,0.1; repeat the option for all combinations. Each method's are chosen on validation rows",
+                "mu=0,0.01,0.1; repeat the option for all combinations. They are chosen per method, on validation rows",
             ),
         ],
         None,
@@ -246,7 +287,7 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--choose",
                 metavar="validation|none",
-                help="by what the numbers of --grid are chosen; none compares all of them \\[validation]",
+                help="rows by which the numbers of --grid are chosen; none compares all of them \\[validation]",
             ),
         ],
         None,
@@ -273,6 +314,8 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "budget": (Budget, None),
+    "shard": (TheShard, None),
     "out": (
         Annotated[
             Path | None,

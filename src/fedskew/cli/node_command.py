@@ -21,8 +21,8 @@ def node(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="CSV, Parquet or NPZ file of this silo; how a CSV file is written is recognised, or said behind it, "
-            "FILE:separator=semicolon:decimal=comma",
+            help="CSV, Parquet or NPZ file of this site; say how a CSV file is written if fedskew does not recognise "
+            "it, FILE:separator=semicolon:decimal=comma",
             show_default=False,
         ),
     ],
@@ -67,7 +67,7 @@ def node(
     ] = None,
     insecure: Insecure = False,
 ) -> None:
-    """Let this silo take part in runs (Flower's SuperNode); its rows stay here, and it stays until it is stopped.
+    """Let this site take part in runs (Flower's SuperNode). Its rows stay here, and it runs until it is stopped.
 
     \b
     fedskew node --data hospital_A.csv --server fl.example.org:8000 --key hospital_A --ca ca.crt --state node

@@ -26,7 +26,7 @@ Data = Annotated[
         "--data",
         "SPEC",
         "a CSV, Parquet or NPZ file, a folder of images, or a data set; a pattern or a folder of files, or several "
-        "--data, are one client a file",
+        "--data, make one client per file",
     ),
 ]
 Label = Annotated[str | None, optional("--label", "COL", "column with the class")]
@@ -53,11 +53,13 @@ Target = Annotated[
     optional(
         "--target",
         "DISTANCE=X",
-        "level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1",
+        "level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1, "
+        "features-given-label.hellinger=0.3",
     ),
 ]
 Bins = Annotated[
-    int | None, optional("--bins", "N", "where targets are no classes, bins that stand in for them")
+    int | None,
+    optional("--bins", "N", "bins that stand in for classes, where targets are not classes"),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
@@ -101,7 +103,7 @@ class PartitionOptions:
         skew: how to partition it; by default what is usual for these data
         clients: how many clients
         seed: seed of the partition
-        bins: where targets are no classes, bins that stand in for them
+        bins: bins that stand in for classes, where targets are not classes
         target: level of heterogeneity to reach by the skew's parameter
         client_test: share of each client's rows that is held out
     """
@@ -116,17 +118,16 @@ class PartitionOptions:
 
     def partition(self) -> "tuple[Origin, Federation, dict[str, Any]]":
         """Return the data as they were read, their clients, and how these were made."""
-        from fedskew import api
         from fedskew.nodes.split_folder import read_origin
-        from fedskew.runs.choices import spell
-        from fedskew.skew.federate import usual_skew
+        from fedskew.skew.federate import split, usual_skew
+        from fedskew.skew.skews import skews
         from fedskew.skew.target import Target as Level
 
         level = None
         if self.target is not None:
             level = Level.parse(self.target)
         elif self.skew is not None:
-            spell("skew", self.skew)
+            skews.choose(self.skew)
         origin = read_origin(self.data)
         made_by: dict[str, Any] = {
             "skew": self.skew or usual_skew(origin.data),
@@ -137,7 +138,7 @@ class PartitionOptions:
             made_by["bins"] = self.bins
         if level is not None:
             made_by |= self._reached(origin, made_by["skew"], level)
-        fed = api.split(
+        fed = split(
             origin.data,
             made_by["skew"],
             self.clients,

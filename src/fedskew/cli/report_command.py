@@ -1,11 +1,13 @@
 """The command ``fedskew report``: one page about a run, or about several."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedskew.cli.command import Once
+from fedskew.cli.partition_options import Json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,8 +26,9 @@ def report(
             "--out", metavar="FILE", help="HTML file; by default report.html in the folder"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Write one HTML page about a run, or about several side by side; it needs no network and no other file.
+    """Write one HTML page about a run, or about several side by side. It needs no network and no other file.
 
     \b
     fedskew report runs/NAME
@@ -33,4 +36,8 @@ def report(
     """
     from fedskew.report.page import report as write_report
 
-    print(f"report: {write_report(folders, out)}")
+    page = write_report(folders, out)
+    if as_json:
+        print(json.dumps({"report": str(page)}))
+        return
+    print(f"report: {page}")

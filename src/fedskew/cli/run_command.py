@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedskew.cli.command import Once
+from fedskew.cli.completion import completing
 from fedskew.cli.console import escape, live_page, print_summary, show_progress
 from fedskew.core.config import CHOICES, FORMER, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError
@@ -63,7 +64,7 @@ def run(
 ) -> None:
     """Train one method on a partitioned data set. To compare several: fedskew compare.
 
-    FILE is an experiment in TOML, such as the config.toml of an earlier run; options override it.
+    FILE is an experiment in TOML, such as the config.toml of an earlier run. Options override it.
     Options are settings, with their names: --client-test 0.2 is client_test = 0.2 in a file and in Python.
 
     A SPEC is a name, or a name with options: dirichlet:alpha=0.2,min_size=5
@@ -74,15 +75,16 @@ def run(
     fedskew run --data "hospital_*.csv:label=outcome" --algorithm fedbn
     fedskew run experiment.toml --rounds 20
     """
-    from fedskew.report.page import PageWriter
-    from fedskew.runs.choices import spell
-    from fedskew.runs.experiment import run_experiment, run_or_resume
-
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
     values = _settings_of_one_run(values)
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
     experiment = Experiment(**values)
+    # Settings are checked before these import PyTorch
+    from fedskew.report.page import PageWriter
+    from fedskew.runs.choices import spell
+    from fedskew.runs.experiment import run_experiment, run_or_resume
+
     name = spell("algorithm", experiment.algorithm)
     with live_page(live) as watching, show_progress([name], experiment.rounds) as callbacks_of:
         callbacks = [PageWriter(), *watching, *callbacks_of(name)]
@@ -173,11 +175,13 @@ def _annotation(option: Option, panel: str) -> Any:
     if option.type in (bool, bool | None):
         # With both flags, so that a file's true can be overridden
         return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **look)]
+    if option.name in _COMPLETED:
+        look["autocompletion"] = completing(_COMPLETED[option.name])
     return Annotated[str | None, typer.Option(flag, metavar=_metavar(option), **look)]
 
 
 _PANELS = {
-    "Data and clients": ("clients", "bins", "validation", "client_test", "client_validation", "split_seed"),
+    "Data and clients": ("clients", "bins", "validation", "client_test", "client_validation", "unseen", "split_seed"),
     "Training": (
         "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
@@ -188,6 +192,9 @@ _PANELS = {
         "wandb", *FORMER,
     ),
 }  # fmt: skip
+
+
+_COMPLETED = {"model": "models", "task": "tasks", "fleet": "fleets", "schedule": "schedules"}
 
 
 def _metavar(option: Option) -> str:
@@ -220,8 +227,9 @@ CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run a
                 "--data",
                 metavar="SPEC",
                 help="data set (fedskew list data), a CSV, Parquet or NPZ file, or a folder of images; a pattern or a "
-                "folder of files, or several --data, are one client a file \\[digits]",
+                "folder of files, or several --data, make one client per file \\[digits]",
                 rich_help_panel="Data and clients",
+                autocompletion=completing("data"),
             ),
         ],
         None,
@@ -230,7 +238,10 @@ CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run a
         Annotated[
             list[str] | None,
             typer.Option(
-                "--algorithm", metavar="SPEC", help="method (fedskew list algorithms) \\[fedavg]"
+                "--algorithm",
+                metavar="SPEC",
+                help="method (fedskew list algorithms) \\[fedavg]",
+                autocompletion=completing("algorithms"),
             ),
         ],
         None,
@@ -243,6 +254,7 @@ CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run a
                 metavar="SPEC",
                 help=f"{escape(options_of(Experiment)['skew'].help)} \\[auto]",
                 rich_help_panel="Data and clients",
+                autocompletion=completing("skews"),
             ),
         ],
         None,

@@ -50,7 +50,7 @@ def server(
     ] = Path(),
     insecure: Insecure = False,
 ) -> None:
-    """Start the server that nodes connect to (Flower's SuperLink), with TLS and node keys; it runs until it is stopped.
+    """Start the server that nodes connect to (Flower's SuperLink), with TLS and node keys. It runs until it is stopped.
 
     \b
     fedskew server --keys keys --state link --host 0.0.0.0

@@ -21,6 +21,7 @@ from fedskew.cli.partition_options import (
     Skew,
     Target,
     data_with_columns,
+    optional,
 )
 from fedskew.core.errors import FedskewError
 
@@ -67,35 +68,46 @@ def split(
             "--npz", help="write the models' input (encoded, scaled, treated) as NPZ arrays"
         ),
     ] = False,
+    layout: Annotated[
+        str | None,
+        optional(
+            "--layout",
+            "TOOL",
+            "write the files that another tool reads instead: pfllib, fl-bench, leaf or fedscale",
+        ),
+    ] = None,
     svg: Annotated[bool, typer.Option("--svg", help="also draw the figure as SVG")] = False,
     as_json: Json = False,
 ) -> None:
     """Partition a data set into one file per client, in the format of the input.
 
-    All rows of your own file go to clients; with --data FILE:test=0.2 test rows are set aside and written as well.
+    All rows of your own file go to clients. With --data FILE:test=0.2, test rows are set aside and written as well.
 
     \b
     fedskew split --data my.csv --label y --skew dirichlet:alpha=0.3 --clients 4 --out nodes
     fedskew split --data my.csv --label y --skew dirichlet --target hellinger=0.6 --clients 4 --out nodes
     """
+    from fedskew.heterogeneity.heterogeneity import measure
+    from fedskew.nodes.other_layouts import save_layout
     from fedskew.nodes.split_folder import must_not_exist, save_split
     from fedskew.plots.split_figure import draw_split
 
-    if index and npz:
-        raise FedskewError("--index and --npz clash: give one of them")
+    files = _files_of(index, npz)
+    if layout is not None and (files != "same" or svg):
+        raise FedskewError(
+            "--layout says which files are written: leave --index, --npz and --svg out"
+        )
     must_not_exist(out)
-    if index:
-        files: Files = "index"
-    elif npz:
-        files = "arrays"
-    else:
-        files = "same"
     pictures = ["png"]
     if svg:
         pictures.append("svg")
     whole = data_with_columns(data, label, group, drop, duplicates)
     options = PartitionOptions(whole, skew, clients, seed, bins, target, client_test)
     origin, fed, made_by = options.partition()
+    if layout is not None:
+        save_layout(out, layout, fed, made_by)
+        _print_split(out, fed, measure(fed), made_by, as_json)
+        return
     title = f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}"
 
     def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
@@ -105,10 +117,20 @@ def split(
     _print_split(out, fed, found, made_by, as_json)
 
 
+def _files_of(index: bool, npz: bool) -> "Files":
+    """Return in which form the rows of clients are written."""
+    if index and npz:
+        raise FedskewError("--index and --npz clash: give one of them")
+    if index:
+        return "index"
+    if npz:
+        return "arrays"
+    return "same"
+
+
 def _print_split(
     out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool
 ) -> None:
-    from fedskew.nodes.split_folder import unassigned_rows
     from fedskew.runs.folder import to_json
 
     if as_json:
@@ -128,11 +150,20 @@ def _print_split(
             f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items()
         )
         if not means and view == "labels":
-            means = "not measured: the targets are no classes (--bins 5)"
+            means = "not measured: the targets are not classes (--bins 5)"
         print(f"{view + ', mean of all pairs':28}{means}")
+    _print_others(out, fed)
+    print(f"folder: {out}")
+
+
+def _print_others(out: Path, fed: "Federation") -> None:
+    """Print where the rows are that no client has."""
+    from fedskew.nodes.split_folder import unassigned_rows
+
     unheld = len(unassigned_rows(fed))
-    if unheld:
+    if unheld and any(out.glob("nobody.*")):
         print(f"{unheld:,} rows of no client are in nobody.*")
+    elif unheld:
+        print(f"{unheld:,} rows of no client are left out")
     if any(out.glob("test.*")):
         print(f"{len(fed.test):,} test rows are in test.*")
-    print(f"folder: {out}")

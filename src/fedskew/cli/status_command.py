@@ -28,7 +28,7 @@ def status(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
 ) -> None:
-    """Say how a run stands: one that goes on, was stopped or has ended. It reads the folder, and connects to nothing.
+    """Show how far a run is, whether it is running, stopped or finished. Only its folder is read.
 
     \b
     fedskew status runs/NAME

@@ -3,10 +3,12 @@
 from fedskew.cli.console.error_text import complain, system_error_text, usage_error_text
 from fedskew.cli.console.progress import live_page, show_progress
 from fedskew.cli.console.readable_values import duration, headline, metric_value
+from fedskew.cli.console.summary_columns import column_meanings
 from fedskew.cli.console.summary_output import print_summary
 from fedskew.cli.console.terminal import console_for, escape
 
 __all__ = [
+    "column_meanings",
     "complain",
     "console_for",
     "duration",

@@ -35,7 +35,7 @@ def print_comparison_table(
     console.print()
     console.print(grid(shown))
     console.print()
-    for text in found.forest.text():
+    for text in found.forest.text(console.width):
         console.print(escape(text), soft_wrap=True)
     notes = [*found.findings(), *found.judgement.shared_rows(), *found.judgement.failures()]
     summaries = [run.summary for run in found.rows.runs.runs]

@@ -13,7 +13,11 @@ def complain(message: str, code: int = 2) -> int:
 
 def usage_error_text(problem: Any) -> str:
     """Return what is wrong with a command line, and whose help to read; ``problem`` is an error of Click."""
-    text: str = problem.format_message().rstrip(".")
+    near = getattr(problem, "possibilities", None)
+    if near and getattr(problem, "option_name", None):
+        text = f"no such option {problem.option_name}: did you mean {near[0]}?"
+    else:
+        text = problem.format_message().rstrip(".")
     if problem.ctx and problem.message:
         text += f" (see {problem.ctx.command_path} --help)"
     return text

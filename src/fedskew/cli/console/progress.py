@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fedskew.runs.callbacks import Callback, CallbackSpec
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

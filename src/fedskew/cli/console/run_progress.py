@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedskew.cli.console.readable_values import duration, headline, in_units, metric_value
 
 if TYPE_CHECKING:
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 LOSSES = {  # why an update was lost
     "dropped": "dropped out",

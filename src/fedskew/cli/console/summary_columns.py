@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 
 class SummaryColumn(NamedTuple):
@@ -21,11 +21,15 @@ _USUAL = {  # by name in the summary
     "test_accuracy_last": SummaryColumn(
         "test last", "accuracy of the global model on the test rows after the last round, in %"
     ),
-    "test_accuracy_best": SummaryColumn("test best", "the same in the best round"),
+    "test_accuracy_best": SummaryColumn(
+        "test best", "accuracy of the global model on the test rows in its best round, in %"
+    ),
     "test_balanced_accuracy_last": SummaryColumn(
         "balanced", "balanced accuracy: the mean over the classes of the accuracy on each, in %"
     ),
-    "test_balanced_accuracy_best": SummaryColumn("balanced best", "the same in the best round"),
+    "test_balanced_accuracy_best": SummaryColumn(
+        "balanced best", "balanced accuracy in its best round, in %"
+    ),
     "test_majority_rate": SummaryColumn(
         "majority", "accuracy of always predicting the most frequent class, in %"
     ),
@@ -48,13 +52,16 @@ _USUAL = {  # by name in the summary
     ),
     "client_accuracy_mean": SummaryColumn(
         "clients",
-        "mean over the clients of the accuracy of the model that each uses, on its own rows, in %",
+        "mean over the clients of the accuracy of the model that each uses, on its held-out rows, or on its training "
+        "rows if it holds none out (--client-test), in %",
     ),
     "client_balanced_accuracy_mean": SummaryColumn(
-        "clients balanced", "likewise, of the balanced accuracy"
+        "clients balanced",
+        "mean over the clients of the balanced accuracy, on the rows of the column clients, in %",
     ),
     "client_majority_rate_mean": SummaryColumn(
-        "clients majority", "likewise, of always predicting the client's most frequent class"
+        "clients majority",
+        "mean over the clients of the accuracy of predicting each one's most frequent class, in %",
     ),
     "client_accuracy_worst_10_percent": SummaryColumn(
         "worst 10 %", "mean accuracy of the worst 10 % of the clients on their own rows, in %"
@@ -62,6 +69,18 @@ _USUAL = {  # by name in the summary
     "client_balanced_accuracy_worst_10_percent": SummaryColumn(
         "worst balanced",
         "mean balanced accuracy of the worst 10 % of the clients on their own rows, in %",
+    ),
+    "unseen_shared_accuracy_mean": SummaryColumn(
+        "unseen",
+        "mean over the clients that took no part of the accuracy of the shared model on their held-out rows, in %",
+    ),
+    "unseen_tuned_accuracy_mean": SummaryColumn(
+        "unseen tuned",
+        "mean over the clients that took no part, after fine-tuning on the rows of each, in %",
+    ),
+    "unseen_method_accuracy_mean": SummaryColumn(
+        "unseen method",
+        "mean over the clients that took no part, of the model that the method gives to new clients, in %",
     ),
     "rounds_to_90_percent_of_last_test_accuracy": SummaryColumn(
         "to 90 %", "rounds until 90 % of the last test accuracy", scale=1, digits=0
@@ -84,12 +103,13 @@ _USUAL = {  # by name in the summary
 }
 _AFTER_OTHERS = "calibrated_test_accuracy"  # before it stand the columns of other metrics
 
-_OTHERS = {  # of the summary, about metrics other than accuracy: title, meaning
+# Of the summary, about metrics other than accuracy: title, meaning
+_OTHERS = {
     r"test_(?!loss)(\w+)_last": (
         "{} last",
         "{} of the global model on the test rows after the last round",
     ),
-    r"test_(\w+)_best": ("{} best", "the same in the best round"),
+    r"test_(\w+)_best": ("{} best", "{} of the global model on the test rows in its best round"),
     r"own_test_(\w+)_mean": ("own {}", "mean {} of the personal models on the test rows"),
     r"client_(mae)_mean": (
         "clients {}",
@@ -100,6 +120,16 @@ _OTHERS = {  # of the summary, about metrics other than accuracy: title, meaning
         "mean {} of the worst 10 % of the clients on their own rows",
     ),
 }
+
+
+def column_meanings() -> dict[str, str]:
+    """Return what the columns mean, by title; METRIC stands for any metric other than accuracy."""
+    meanings = {}
+    for column in _USUAL.values():
+        meanings[column.title] = column.meaning
+    for title, meaning in _OTHERS.values():
+        meanings[title.format("METRIC")] = meaning.format("METRIC")
+    return meanings
 
 
 def columns_of(rows: "Sequence[Row]") -> dict[str, SummaryColumn]:
@@ -124,11 +154,6 @@ def _all_columns(rows: "Sequence[Row]") -> dict[str, SummaryColumn]:
         if key == _AFTER_OTHERS:
             columns |= _other_columns(rows)
         columns[key] = column
-    where = rows[0].get("client_accuracy_rows")
-    if where:
-        clients = columns["client_accuracy_mean"]
-        meaning = clients.meaning.replace("its own rows", where)
-        columns["client_accuracy_mean"] = clients._replace(meaning=meaning)
     decides = f"test_{rows[0].get('metric', 'accuracy')}_"
     return dict(sorted(columns.items(), key=lambda item: not item[0].startswith(decides)))
 

@@ -9,7 +9,7 @@ from fedskew.cli.console.summary_table import print_table
 from fedskew.cli.console.terminal import console_for, escape
 
 if TYPE_CHECKING:
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 
 def print_summary(
@@ -21,7 +21,7 @@ def print_summary(
 ) -> None:
     """Print the table of results, failures, lost updates, the folder and its page; as JSON if wanted."""
     from fedskew.runs.folder import PAGE, to_json
-    from fedskew.runs.summary import without_shared_score
+    from fedskew.runs.summary_reading import without_shared_score
     from fedskew.study.overview import warnings_of
 
     console = console_for(stderr=as_json)

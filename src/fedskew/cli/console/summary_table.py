@@ -1,6 +1,6 @@
 """The table of results: one row for each method, as wide as the terminal allows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from fedskew.cli.console.summary_columns import SummaryColumn, columns_of
 from fedskew.cli.console.terminal import escape
 
 if TYPE_CHECKING:
-    from fedskew.runs.summary import Row
+    from fedskew.runs.folder import Row
 
 _LARGE = 1e6  # from here on numbers are in powers of ten
 # Titles of columns that are left out of a table that is too wide, the first ones first; the files have all.
@@ -21,13 +21,12 @@ _DISPENSABLE = (
 
 
 def print_table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> None:
-    """Print one row per method, and the meaning of the columns."""
+    """Print one row per method, and where the meaning of the columns is."""
     columns = columns_of(rows)
     lines = fitted(_lines(columns, methods, rows), console.width, _DISPENSABLE)
     console.print()
     console.print(grid(lines))
-    console.print()
-    _print_meanings(console, columns.values(), lines)
+    console.print("\n[dim]what the columns mean: fedskew list columns[/dim]", soft_wrap=True)
 
 
 def _lines(
@@ -61,7 +60,7 @@ def mean_text(values: Sequence[Any], scale: float, digits: int) -> str:
     numbers = [scale * value for value in values if value is not None]
     if not numbers:
         return "-"
-    from fedskew.runs.summary import mean_and_std
+    from fedskew.runs.summary_reading import mean_and_std
 
     mean, std = mean_and_std(numbers)
     if abs(mean) < _LARGE:
@@ -110,17 +109,3 @@ def grid(lines: Sequence[Sequence[str]]) -> Table:
     for line in lines[1:]:
         table.add_row(*line)
     return table
-
-
-def _print_meanings(
-    console: Console, columns: Iterable[SummaryColumn], lines: Sequence[Sequence[str]]
-) -> None:
-    """Print what those columns mean that were printed, across or down."""
-    printed = {*lines[0], *(line[0] for line in lines)}
-    meanings = {}
-    for column in columns:
-        if column.title in printed:
-            meanings[column.title] = column.meaning
-    width = max(map(len, meanings))
-    for title, meaning in meanings.items():
-        console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
