@@ -123,7 +123,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "resume of a folder that is no run": ("resume taken", "taken", "not a run folder"),
     "resume when the rows changed owner": ("resume moved", "moved", "put the data back"),
     "resume when only a feature changed": ("resume changed", "changed", "put the data back"),
-    "resume with half a configuration": ("resume halfconfig", "which model", "put the line back"),
+    "resume with half a configuration": ("resume halfconfig", "config.toml is damaged", "put it back"),
     "resume with a damaged checkpoint": ("resume torn", "checkpoints/00000002.safetensors is damaged", "--force"),
     "resume with another model": ("resume othermodel", "config.toml is damaged: its content is not", "start a new run"),
     "resume with a table that lacks rounds": (

@@ -330,7 +330,7 @@ KINDS = {
         "--skew is given 2 times",
     ),
     "flag twice": ("run --nesterov --no-nesterov", "--nesterov is given 2 times"),
-    "group elsewhere": ("resume group", "the run '../x' is no name of a folder in it"),
+    "group elsewhere": ("resume group", "the run '../x' is not a name of a folder in it"),
 }
 
 
@@ -365,7 +365,7 @@ def test_settings_that_no_machine_can_do(
     ],
 )
 def test_a_list_of_runs_that_makes_no_sense(here: Path, content: str) -> None:
-    from fedskew.study.study_folder import read_members
+    from fedskew.study.member import read_members
 
     (here / "group.json").write_text(content)
     refused(lambda: read_members(here), "group.json")

@@ -1,7 +1,8 @@
 """Follow a page as a reader would, in the current folder: write the files it shows, run its Python and its commands.
 
 ``python follow.py PAGE`` ends with an error at the first block that fails. Trainings have one round: what is tested is
-that every command is one. Blocks of other languages (``text``, ``toml`` and the like) are not run.
+that every command is one. Not run are blocks of other languages (``text``, ``toml`` and the like), ``fedskew paper``,
+and commands of ELSEWHERE.
 """
 
 import re
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,16 @@ from fedskew.cli import app
 
 FENCE = re.compile(r"^```(\{?\w*\}?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # By other tests
-ELSEWHERE = ("make ", "pip ", "torchrun ", "flwr ", "export ", "fedskew server ", "fedskew node ")
+ELSEWHERE = (
+    "make ",
+    "pip ",
+    "torchrun ",
+    "flwr ",
+    "export ",
+    "fedskew server ",
+    "fedskew node ",
+    "fedskew atlas ",
+)
 LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--rounds", "2")}
 TRACKERS = ("--mlflow", "--wandb")  # left out where they are not installed
 
@@ -50,7 +61,9 @@ def follow(page: Path) -> None:
 
 
 def run(words: list[str]) -> None:
-    """Run a command of fedskew, or a Python file."""
+    """Run a command of fedskew, or a Python file; what is written to a file is printed."""
+    if ">" in words:
+        words = words[: words.index(">")]
     if words[0] == "python":
         sys.argv = words[1:]
         runpy.run_path(words[1], run_name="__main__")
@@ -59,7 +72,8 @@ def run(words: list[str]) -> None:
     if "paper" in words:
         return  # minutes; tests/papers run the smallest tables
     command = next((word for word in words if word in LESS), None)
-    finished = command == "compare" and any(Path(word).is_dir() for word in words)
+    given = [word for before, word in pairwise(words) if before != "--out"]
+    finished = command == "compare" and any(Path(word).is_dir() for word in given)
     if command and not finished:
         give(words, *LESS[command])
     words = [word for word in words if word not in TRACKERS or find_spec(word[2:])]
@@ -84,6 +98,17 @@ def give(words: list[str], option: str, value: str) -> None:
         words += [option, value]
 
 
+def write_as_pfllib(folder: Path) -> None:
+    """Write clients who share no class as PFLlib does: a pickled table of x and y per client and part."""
+    rng = np.random.default_rng(0)
+    for part, rows in (("train", 30), ("test", 10)):
+        (folder / part).mkdir(parents=True)
+        for client in range(3):
+            y = 2 * client + np.arange(rows) % 2
+            content = {"x": rng.normal(y[:, None, None, None], 1, (rows, 1, 4, 4)), "y": y}
+            np.savez_compressed(folder / part / f"{client}.npz", data=content)
+
+
 def prepare(text: str) -> None:
     """Make the files that a page names without showing them."""
     rng = np.random.default_rng(0)
@@ -102,6 +127,8 @@ def prepare(text: str) -> None:
         "import fedskew\nfrom fedskew.algorithms import algorithms\n"
         '@algorithms.register("mine")\nclass Mine(fedskew.FedProx):\n    """Mine."""\n'
     )
+    if "pfllib_to_npz.py" in text:
+        write_as_pfllib(Path("MNIST"))
     Path("experiment.toml").write_text('rounds = 2\n[algorithm]\nname = "fedprox"\nmu = 0.1\n')
     for name in [name for name in ("NAME", "A", "B") if f"runs/{name}" in text]:
         run(

@@ -1,4 +1,4 @@
-"""Every block of commands and of Python in README and documentation is run, page by page, as a reader would."""
+"""Blocks of commands and of Python in README and documentation are run as a reader would; follow.py says which not."""
 
 import os
 import subprocess

@@ -54,7 +54,7 @@ def test_every_page_is_there(site: Path):
     made = {path.relative_to(site).with_suffix("") for path in site.rglob("*.html")}
     assert len(notebooks) == 2
     assert written | notebooks <= made
-    for name in ("train", "compare", "split", "measure", "Federation"):
+    for name in ("train", "compare", "split", "measure", "Federation", "FederatedClassifier"):
         assert f'id="fedskew.{name}"' in (site / "reference" / "python.html").read_text(
             encoding="utf-8"
         )

@@ -58,6 +58,16 @@ def test_the_wrong_unit_is_found_and_named(told: dict[str, str]):
         assert part in told["fedskew measure"]
 
 
+@pytest.mark.parametrize(
+    ("page", "first"), [("heterogeneity.md", "verdict:"), ("silos.md", "hospital_D:")]
+)
+def test_the_guides_show_what_the_example_prints(told: dict[str, str], page: str, first: str):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (sample,) = re.findall(rf"```text\n({first}.*?)```", text, re.DOTALL)
+    for line in sample.splitlines():
+        assert line in told["fedskew measure"]
+
+
 def test_advice_has_both_answers_with_the_hospitals_names(told: dict[str, str]):
     text = told["fedskew advise"]
     assert "For one model for the rows of all clients:" in text
