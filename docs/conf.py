@@ -25,6 +25,7 @@ smartquotes = False  # two hyphens are two hyphens
 html_theme = "furo"
 html_title = f"fedskew {release}"
 html_show_sphinx = False
+html_extra_path = ["llms.txt", "schemas.json"]
 
 
 def setup(app):
