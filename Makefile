@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test pages test-fast draws coverage mutate attack check docs bench lock dist-test clean
+.PHONY: run test pages test-fast draws coverage mutate attack check docs bench index lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -17,7 +17,7 @@ test: $(VENV)/.dev check
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs $(if $(PAGES),,-m "not pages")
 
-# What a reader would run: every block of the documentation, the site, the smallest version of every paper's tables.
+# What a reader would run: the blocks of the documentation (CONTRIBUTING.md says which not), the site, the smallest version of every paper's tables.
 pages: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs -m pages
 
@@ -55,6 +55,10 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" $(BIN)/python -m benchmarks
+
+# What `fedskew list` prints, after a change of a component, its options or their help; a test fails until it is written.
+index: $(VENV)/.dev
+	$(BIN)/python tools/index
 
 # The hashes that PyPI publishes for every file of the pinned versions of the base install, of what builds the package, and of the
 # tools for developers; run it when a pin changes.

@@ -31,7 +31,7 @@ ROOMS = (
     ),
     Room(("engine/plan.py",), ("tests/engine/test_plan.py", "tests/engine/test_probe.py")),
     Room(
-        ("runs/checkpoint.py",),
+        ("runs/checkpoint.py", "runs/intact_checkpoints.py"),
         (
             "tests/runs/test_checkpoint.py",
             "tests/runs/test_damage.py",
