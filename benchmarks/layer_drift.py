@@ -1,10 +1,9 @@
 """Per-layer mu on digits: with learning rates that fall, and how far each layer drifts by heterogeneity."""
 
 import numpy as np
-from scipy.stats import t as student
 
 import fedskew as fs
-from fedskew.core.streams import Floats
+from benchmarks.paired import interval
 
 SEEDS = range(5)
 SCHEDULES = ("constant", "cosine", "step:every=20,factor=0.5")
@@ -42,7 +41,7 @@ def _print_schedule(data: fs.Dataset, schedule: str, alpha: float) -> None:
         found.append(scores)
     table = np.array(found)
     cells = [f"{values.mean():.1f}" for values in table.T]
-    cells.append(_interval(table[:, 2] - table[:, 1]))
+    cells.append(interval(table[:, 2] - table[:, 1]))
     print(f"| `{schedule}` | {alpha:g} | {' | '.join(cells)} |", flush=True)
 
 
@@ -62,12 +61,6 @@ def _print_drifts(data: fs.Dataset) -> None:
             print(f"| Dirichlet | {' | '.join(f'`{name}`' for name in names)} | first over last |")
             print("|" + "---|" * (len(names) + 2))
         table = np.array(found)
-        cells = [_interval(values, ".3f") for values in table.T]
-        cells.append(_interval(table[:, 0] / table[:, -1], ".2f"))
+        cells = [interval(values, ".3f") for values in table.T]
+        cells.append(interval(table[:, 0] / table[:, -1], ".2f"))
         print(f"| {alpha:g} | {' | '.join(cells)} |", flush=True)
-
-
-def _interval(values: Floats, style: str = ".1f") -> str:
-    """Return the mean with its 95 % t interval."""
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return f"{values.mean():{style}} ± {half:{style}}"
