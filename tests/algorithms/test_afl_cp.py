@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.algorithms.afl_cp import AFLCP, _laplace
+from fedskew.algorithms.afl_cp import AFLCP
 from fedskew.algorithms.contract import Algorithm, Report, resolve
+from fedskew.algorithms.profiles import laplace
 from fedskew.algorithms.selection import ClientPool
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
@@ -58,7 +59,7 @@ def test_a_single_class_of_all_has_no_entropy():
 
 
 def test_noise_is_laplacian_of_scale_one():
-    noise = _laplace(Stream(3, "noise"), 200_000)
+    noise = laplace(Stream(3, "noise").bits(200_000))
     # Standard error of the variance of a Laplacian: sqrt((24 - 4) / n) = 0.01.
     assert abs(noise.var() - 2) < 0.04
     assert abs(noise.mean()) < 4 * math.sqrt(2 / 200_000)

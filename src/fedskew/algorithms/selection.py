@@ -28,6 +28,7 @@ class SelectionTotals:
         completed: how many of them have completed a round
         reliability: sum over the selected ones of their shares of completed rounds
         seconds: sum over those that completed of their mean training times
+        squares: sum of the squares of these times
         shortest: the least of these times, infinite if there is none; longest likewise, minus infinity
         agreement: sum over those that completed of how similar their updates were to the server's, on average
     """
@@ -36,6 +37,7 @@ class SelectionTotals:
     completed: Ints
     reliability: Floats
     seconds: Floats
+    squares: Floats
     shortest: Floats
     longest: Floats
     agreement: Floats
@@ -53,6 +55,7 @@ class SelectionTotals:
             done.sum(-1),
             (completed / np.maximum(selected, 1)).sum(-1),
             np.where(done, time, 0.0).sum(-1),
+            np.where(done, time**2, 0.0).sum(-1),
             np.where(done, time, np.inf).min(-1, initial=np.inf),
             np.where(done, time, -np.inf).max(-1, initial=-np.inf),
             np.where(done, agreement / rounds, 0.0).sum(-1),
@@ -85,6 +88,8 @@ class ClientPool:
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     agreement: Floats = field(default_factory=lambda: np.zeros(0))
     capacity: Callable[[Ints], Floats] = _full_capacity
+    # What past rounds taught about ``Selection.learns_from``: X'X with X'y as its last column, 1 being the first of X
+    lessons: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     # The standing of all clients; None: that of the pool
     all_clients: Callable[[], SelectionTotals] | None = None
 
@@ -129,6 +134,32 @@ class TrainConfig:
     numbers: Mapping[str, Floats] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Telling:
+    """How clients tell their profiles.
+
+    Args:
+        parts: what a client tells at a time, a number each
+        refresh: rounds after which a client tells again; None: once
+        most: how often a client tells at most; None: without end
+        candidates: how many clients are drawn in a round, tell, and are selected from; None: all
+        totals: how many numbers each of them adds to sums over all of them, which they get back
+        epsilon: the privacy of all that a client tells over the whole run; None: no noise
+    """
+
+    parts: tuple[str, ...]
+    refresh: int | None = None
+    most: int | None = None
+    candidates: int | None = None
+    totals: int = 0
+    epsilon: float | None = None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Return whether clients tell in rounds, in place of all of them once before the first round."""
+        return self.refresh is not None or self.candidates is not None
+
+
 class Selection:
     """Uniform selection, or selection in proportion to size, with the run's settings as the training configuration.
 
@@ -138,9 +169,25 @@ class Selection:
     probe: ClassVar[
         tuple[Probe, ...]
     ] = ()  # what each selected client measures on the global model before it is configured
+    # Numbers of a ``TrainConfig`` from which the server learns how well a client's update will agree with the others
+    learns_from: tuple[str, ...] = ()
+    # How clients tell their profiles; None: all of them once, before the first round
+    telling: Telling | None = None
 
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
-        """Return numbers that clients report once, before the first round; ``label_counts()`` is clients x classes."""
+        """Return numbers that clients report once, before the first round; ``label_counts()`` is clients x classes.
+
+        Where clients tell in rounds (``telling``), these are what they know, and ``tell`` returns what they report.
+        """
+        return {}
+
+    def tell(
+        self, pool: ClientPool, due: Ints, clients: Ints, times: Ints, seed: int
+    ) -> dict[str, Floats]:
+        """Return the parts of profiles that clients report now, if they tell in rounds (``telling``).
+
+        They are at the positions ``due`` of the pool, have the numbers ``clients``, and told so many ``times`` before.
+        """
         return {}
 
     def clients_wanted(self, server_state: Tree, most: int) -> int:
@@ -193,6 +240,22 @@ class SelectionAround(Selection):
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
         """Return the numbers that clients report to the strategy inside."""
         return self.inner.client_profile(label_counts, stream)
+
+    @property
+    def learns_from(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return from what the server learns for the strategy inside."""
+        return self.inner.learns_from
+
+    @property
+    def telling(self) -> Telling | None:  # type: ignore[override]
+        """Return how clients tell their profiles to the strategy inside."""
+        return self.inner.telling
+
+    def tell(
+        self, pool: ClientPool, due: Ints, clients: Ints, times: Ints, seed: int
+    ) -> dict[str, Floats]:
+        """Return what clients tell the strategy inside."""
+        return self.inner.tell(pool, due, clients, times, seed)
 
     def clients_wanted(self, server_state: Tree, most: int) -> int:
         """Return how many clients the strategy inside wants."""

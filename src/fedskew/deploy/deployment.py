@@ -156,6 +156,7 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
     sent_metrics(task, settings)
     refuse(method, settings)
     _refuse_noise(method)
+    _refuse_telling(method)
     if settings.per_round is not None and settings.per_round > nodes:
         raise FedskewError(
             f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out"
@@ -168,6 +169,16 @@ def _refuse_noise(method: Algorithm) -> None:
         raise FedskewError(
             f"algorithm {method.label()}: its noise is drawn from the seed of the run, which the server and every node "
             "have, and would hide nothing: leave it out (dp, epsilon), or simulate the run"
+        )
+
+
+def _refuse_telling(method: Algorithm) -> None:
+    """Refuse profiles that clients tell in rounds: here the server itself has what they would tell."""
+    telling = method.client_selection.telling
+    if telling and telling.in_rounds:
+        raise FedskewError(
+            f"algorithm {method.label()}: nodes tell the server their numbers of rows of each class, and it measures "
+            "the rest, so there is nothing to tell in rounds: leave refresh and candidates out, or simulate the run"
         )
 
 

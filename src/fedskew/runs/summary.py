@@ -386,6 +386,7 @@ class Ending:
             numbers[name] += self.calibrated.get(f"calibration_{name}", 0)
         summary = {**facts(self.server, config), **numbers, **self.calibrated}
         summary |= self.server.adaptation_cost()
+        summary |= self.server.participation.profile_privacy()
         summary |= newcomer_summary(self.newcomers, self.server.headline)
         if self.confusion is not None:
             most = int(self.confusion.sum(0).argmax())

@@ -445,9 +445,24 @@ def check_private(job: Job, settings: Settings, fleet: Fleet, payload: Tree) -> 
 
 def check_drawn(algorithm: Algorithm, trained_on: Partition) -> None:
     """Raise an error for noise of each client's own, where many are drawn to be the same one."""
+    telling = algorithm.client_selection.telling
+    if (
+        telling and telling.in_rounds
+    ):  # noise is drawn by the number of a client, when it tells something
+        return
     if "secret_noise" in algorithm.requires and trained_on.distinct is not trained_on:
         raise FedskewError(
             f"{algorithm.label()}: clients that are drawn from a few would have the same noise: leave epsilon out"
+        )
+
+
+def check_candidates(algorithm: Algorithm, per_round: int) -> None:
+    """Raise an error if fewer clients tell their profiles in a round than take part in it."""
+    telling = algorithm.client_selection.telling
+    if telling and telling.candidates is not None and telling.candidates < per_round:
+        raise FedskewError(
+            f"{algorithm.label()}: candidates={telling.candidates} is fewer than the {per_round} clients of a round: "
+            "raise it, or lower per_round"
         )
 
 

@@ -24,6 +24,7 @@ from fedskew.server.models_in_use import adaptation_seconds
 from fedskew.server.refusals import (
     check_all,
     check_buffers_of_models,
+    check_candidates,
     check_drawn,
     check_fleet,
     check_private,
@@ -129,6 +130,7 @@ class Server:
             check_buffers_of_models(self.job, self.state.server_state)
             check_fleet(algorithm, machines)
             check_drawn(algorithm, self.trained_on)
+            check_candidates(algorithm, self.per_round)
             if isinstance(self.rounds, ParallelRounds):
                 check_private(self.job, settings, machines, sample_payload(context, self.state))
         # The protocol for secret labels is slow, and a resumed run has its result in the checkpoint: it is run later

@@ -118,4 +118,5 @@ class BufferedRounds(ParallelRounds):
             np.concatenate([client.bytes_up for client in arrived]),
             None,
             sum(assignment.others_up for assignment in assignments),
+            sum(assignment.others_down for assignment in assignments),
         )

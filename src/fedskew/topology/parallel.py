@@ -244,6 +244,8 @@ class ParallelRounds:
         )
         if combined and len(combined.agreement):
             participation.record_agreement(combined.clients, combined.agreement)
+            if participation.selection.learns_from:
+                participation.learn(_numbers_of(combined.clients, arrived), combined.agreement)
 
     def _outcome(
         self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None
@@ -271,6 +273,7 @@ class ParallelRounds:
             excluded=int(outcome.arrived.sum()) - valid,
             dropped=int(outcome.dropped.sum()),
             late=int(outcome.late.sum()) + missed,
+            bytes_down=assignment.others_down,
             bytes_up=assignment.others_up,
             metrics=metrics,
         )
@@ -282,6 +285,22 @@ def with_numbers(plan: Plan, answered: Tensors) -> Plan:
     for name, values in answered.items():
         numbers[name] = values.double().cpu().numpy()
     return replace(plan, numbers={**plan.numbers, **numbers})
+
+
+def _numbers_of(clients: Ints, arrived: list[Arrived]) -> dict[str, Floats]:
+    """Return the numbers with which these clients were selected, from the reports that arrived."""
+    columns: dict[str, list[Floats]] = {}
+    reported = []
+    for stack in arrived:
+        reported.append(stack.report.clients)
+        for name, values in stack.report.numbers.items():
+            columns.setdefault(name, []).append(values)
+    order = np.concatenate(reported).argsort(kind="stable")
+    places = order[np.searchsorted(np.concatenate(reported)[order], clients)]
+    numbers = {}
+    for name, stacks in columns.items():
+        numbers[name] = np.concatenate(stacks)[places]
+    return numbers
 
 
 def silent(plan: Plan, arrived: list[Arrived]) -> Ints:

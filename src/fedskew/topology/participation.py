@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fedskew.fleet.clock import (
 )
 from fedskew.fleet.machines import Fleet
 from fedskew.topology.records import AvailablePool, Records
+from fedskew.topology.told_profiles import ToldProfiles
 
 NUMBER = 8  # bytes of a number that is sent alone
 # Share of the deadline after which a client that has not finished its probe does not train.
@@ -85,8 +86,9 @@ class Assignment:
     bytes_down: Ints  # of each client of the plan, its probe included
     bytes_up: Ints  # likewise, without the updates
     measured: Measured | None = None
-    # Bytes beside the assignment: before the first round all clients report their profiles
+    # Bytes beside the assignment: clients report their profiles, and get totals of them back
     others_up: int = 0
+    others_down: int = 0
 
     def arrived(self) -> Plan:
         """Return the plan of the clients whose updates arrived in time."""
@@ -119,9 +121,20 @@ class _Selected:
 
     round: int
     sent: float  # when the first message was sent, on the virtual clock
-    free: Members | None  # None: all clients
+    free: "Members | Ints | None"  # None: all clients
     pool: ClientPool
     chosen: Ints
+
+
+@dataclass(frozen=True)
+class _Profiled:
+    """The pool of the clients that may be selected, with their profiles, and what it cost to have these told."""
+
+    free: "Members | Ints | None"
+    pool: ClientPool
+    seconds: float = 0.0
+    down: int = 0
+    up: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,11 @@ class Participation:
             Stream(settings.seed, "disclose"),
         )
         self.profile = {name: trained_on.of_everyone(values) for name, values in told.items()}
+        self.told: ToldProfiles | None = None
+        if self.selection.telling and self.selection.telling.in_rounds:
+            self.told = ToldProfiles(self.selection.telling, trained_on.clients)
+        features = len(self.selection.learns_from)
+        self.lessons = np.zeros((1 + features, 2 + features))
 
     def pool(self, round: int, members: Members | None) -> ClientPool:
         """Return the clients that may be selected: all, or the given ones."""
@@ -181,6 +199,7 @@ class Participation:
             self.profile,
             **self.records.arrays,
             capacity=self.fleet.capacity,
+            lessons=self.lessons,
             all_clients=self.records.standing,
         )
         if members is None:
@@ -216,20 +235,68 @@ class Participation:
         pool = self.pool(round, free)
         if len(pool) == 0:
             return None
-        profile_bytes = 0
-        sent = clock
-        if turn == (0,) and self.profile:
-            profile_bytes = NUMBER * len(self.profile)
-            sent = clock + self._slowest_to_report(profile_bytes)
+        profiled = self._profiled(round, free, pool, turn)
+        pool = profiled.pool
+        sent = clock + profiled.seconds
         stream = Stream(self.settings.seed, "select", *turn)
         chosen = self.selection.select(pool, min(count, len(pool)), stream)
-        selected = _Selected(round, sent, free, pool, chosen)
+        selected = _Selected(round, sent, profiled.free, pool, chosen)
         probing = _Probing(chosen)
         if self.selection.probe:
             probing = self._probe(selected, probe, traffic)
         config = self.selection.configure_training(pool, probing.chosen, probing.probed, count)
         assignment = self._assignment(selected, config, probing, traffic)
-        return replace(assignment, others_up=profile_bytes * len(self.sizes))
+        return replace(assignment, others_up=profiled.up, others_down=profiled.down)
+
+    def _profiled(
+        self, round: int, free: Members | None, pool: ClientPool, turn: tuple[int, ...]
+    ) -> _Profiled:
+        """Let clients tell their profiles: all of them before the first round, or those whose turn it is."""
+        if self.told:
+            return self._told_now(self.told, round, free, pool, turn)
+        if turn == (0,) and self.profile:
+            size = NUMBER * len(self.profile)
+            return _Profiled(free, pool, self._slowest_to_report(size), 0, size * len(self.sizes))
+        return _Profiled(free, pool)
+
+    def _told_now(
+        self,
+        profiles: ToldProfiles,
+        round: int,
+        free: Members | None,
+        pool: ClientPool,
+        turn: tuple[int, ...],
+    ) -> _Profiled:
+        """Draw candidates, and let those tell their profiles whose turn it is."""
+        telling = profiles.telling
+        places = np.arange(len(pool))
+        if telling.candidates is not None and telling.candidates < len(pool):
+            stream = Stream(self.settings.seed, "candidates", *turn)
+            places = np.sort(stream.sample(len(pool), telling.candidates))
+        clients = _numbers(places, free)
+        pool = pool.at(places)
+        if telling.refresh is not None:  # totals are those of the clients that are there
+            pool = replace(pool, all_clients=None)
+        due = np.flatnonzero(profiles.due(clients, round))
+        seconds = 0.0
+        down = 0
+        up = 0
+        if len(due):
+            tellers = clients[due]
+            told = self.selection.tell(
+                pool, due, tellers, profiles.times(tellers), self.settings.seed
+            )
+            profiles.keep(tellers, round, told)
+            totals = NUMBER * telling.totals
+            one_up = np.full(len(clients), totals)
+            one_up[due] += NUMBER * len(telling.parts)
+            one_down = np.full(len(clients), totals)
+            machines = self.fleet.machines(clients)
+            involved = one_up > 0
+            seconds = float(transfer_seconds(machines, one_down, one_up)[involved].max())
+            up = int(one_up.sum())
+            down = int(one_down.sum())
+        return _Profiled(clients, replace(pool, profile=profiles.of(clients)), seconds, down, up)
 
     def _probe(self, selected: _Selected, probe: Prober, traffic: Traffic) -> _Probing:
         """Let the selected clients measure; those that are late or do not answer do not train."""
@@ -359,7 +426,7 @@ class Participation:
         lost = drop_out(self.fleet.machines(clients), clients, self.settings.seed, round)
         return clock, pool, clients, lost
 
-    def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
+    def _plan(self, round: int, free: "Members | Ints | None", config: TrainConfig) -> Plan:
         clients = _numbers(config.clients, free)
         sizes = self.sizes[clients]
         batch = np.maximum(config.batch_size, self.least)
@@ -384,6 +451,33 @@ class Participation:
         """Record how similar the updates of these clients were to that of the round."""
         self.records.add(clients, agreement=agreement)
 
+    def learn(self, numbers: Mapping[str, Floats], agreement: Floats) -> None:
+        """Learn from a round how well updates agree with that of the round, by the numbers of their clients."""
+        columns = [np.ones(len(agreement))]
+        for name in self.selection.learns_from:
+            columns.append(numbers[name])
+        rows = np.column_stack(columns)
+        self.lessons = self.lessons + rows.T @ np.column_stack([rows, agreement])
+
+    def profile_privacy(self) -> dict[str, Any]:
+        """Return what clients have spent for their profiles of the budget of the run, and how it was composed."""
+        telling = self.selection.telling
+        if telling is None or telling.epsilon is None:
+            return {}
+        times = np.ones(1, dtype=np.int64)
+        if self.told:
+            times = self.told.times(self.told.known())
+        tellings = telling.most or 1
+        parts = len(telling.parts)
+        per_number = telling.epsilon / tellings / parts
+        return {
+            "profile_epsilon_budget": telling.epsilon,
+            "profile_epsilon_spent_most": float(times.max() * telling.epsilon / tellings),
+            "profile_epsilon_spent_mean": float(times.mean() * telling.epsilon / tellings),
+            "profile_epsilon_composition": f"basic: {tellings} tellings x {parts} parts "
+            f"({', '.join(telling.parts)}) x {per_number:g}",
+        }
+
     def record_missed(self, clients: Ints) -> None:
         """Record clients that were selected and did not measure in time."""
         self.records.add(clients, selected=1)
@@ -395,6 +489,10 @@ class Participation:
         for name, values in self.records.arrays.items():
             state[name] = torch.from_numpy(values[known])
         state["clock"] = torch.tensor([self.clock], dtype=torch.float64)
+        if self.told:
+            state |= self.told.state()
+        if self.selection.learns_from:
+            state["lessons"] = torch.from_numpy(self.lessons)
         return state
 
     def restore(self, state: Tensors) -> None:
@@ -403,9 +501,13 @@ class Participation:
         self.records = Records(len(self.sizes))
         self.records.add(known, **{name: state[name].cpu().numpy() for name in RECORDS})
         self.clock = float(state["clock"])
+        if self.told:
+            self.told.restore(state)
+        if self.selection.learns_from:
+            self.lessons = state["lessons"].cpu().numpy()
 
 
-def _numbers(positions: Ints, free: Members | None) -> Ints:
+def _numbers(positions: Ints, free: "Members | Ints | None") -> Ints:
     """Return the numbers of clients at positions of a pool: of the free clients, or of all."""
     if free is None:
         return positions

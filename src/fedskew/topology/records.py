@@ -28,7 +28,7 @@ class AvailablePool(ClientPool):
     """A pool of those clients that are available; it makes its arrays only if a method reads them, as few do."""
 
     def __init__(self, everyone: ClientPool, members: Members) -> None:
-        plain = ("round", "sampling", "batch_size", "epochs", "all_clients")
+        plain = ("round", "sampling", "batch_size", "epochs", "lessons", "all_clients")
         vars(self).update(
             {name: getattr(everyone, name) for name in plain}, everyone=everyone, members=members
         )
@@ -59,7 +59,7 @@ class Records:
 
     def __init__(self, clients: int) -> None:
         blocks = -(-clients // _BLOCK)
-        self._whole = _zeros(blocks * _BLOCK)
+        self._whole = zeros_on_demand(blocks * _BLOCK, _RECORD)
         self.arrays = {name: self._whole[name][:clients] for name in RECORDS}
         nobody = vars(self._of(np.zeros(1, dtype=np.int64)))
         groups = -(-blocks // _GROUP)
@@ -113,15 +113,15 @@ class Records:
         )
 
 
-def _zeros(count: int) -> NDArray[Any]:
+def zeros_on_demand(count: int, dtype: Any) -> NDArray[Any]:
     """Return records of zeros that take memory only where one is written, a page of 4 KiB each."""
-    size = count * _RECORD.itemsize
+    size = count * dtype.itemsize
     if not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return np.zeros(count, dtype=_RECORD)
+        return np.zeros(count, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages has none to leave out
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, dtype=_RECORD)
+    return np.frombuffer(memory, dtype=dtype)
 
 
 def _repeated(one: Mapping[str, Any], count: int) -> SelectionTotals:
