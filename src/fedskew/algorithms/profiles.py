@@ -47,7 +47,7 @@ class Noise:
         Entries that are not finite stay: the server knows by itself who was never selected, or never completed a round.
         """
         clipped = np.clip(values, lowest, highest)
-        noisy = clipped + (highest - lowest) / self.share * laplace(words)
+        noisy = clipped + (highest - lowest) * laplace(words) / self.share
         return np.where(np.isfinite(values), np.clip(noisy, lowest, highest), values)
 
 

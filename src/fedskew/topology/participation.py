@@ -269,10 +269,11 @@ class Participation:
     ) -> _Profiled:
         """Draw candidates, and let those tell their profiles whose turn it is."""
         telling = profiles.telling
-        places = np.arange(len(pool))
         if telling.candidates is not None and telling.candidates < len(pool):
             stream = Stream(self.settings.seed, "candidates", *turn)
             places = np.sort(stream.sample(len(pool), telling.candidates))
+        else:
+            places = np.arange(len(pool))
         clients = _numbers(places, free)
         pool = pool.at(places)
         if telling.refresh is not None:  # totals are those of the clients that are there
