@@ -54,6 +54,7 @@ BENCHMARKS = {
     "planet_costs": planet.costs,
     "planet_later": planet.later_shares,
     "private_profiles": private_profiles.main,
+    "private_profiles_attack": private_profiles.attack,
     "private_profiles_costs": private_profiles.costs,
     "compositions": compositions.main,
     "evaluation": evaluation.main,

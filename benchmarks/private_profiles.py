@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import spearmanr
 from scipy.stats import t as student
 
 import fedskew as fs
@@ -95,19 +96,7 @@ def _runs(case: Case, feds: Sequence[fs.Federation], method: str) -> Floats:
     """Return a row for each block: accuracy in %, Gini coefficient, seconds to the target, updates too late in %."""
     found = []
     for block, fed in zip(BLOCKS, feds, strict=True):
-        run = fs.train(
-            fed,
-            "mlp:hidden=32",
-            method,
-            seed=block,
-            rounds=ROUNDS,
-            per_round=8,
-            lr=0.05,
-            fleet=f"mixed:slow=10,dropout=0.2,deadline={case.deadline:g}",
-            threads=1,
-            folder=False,
-            device="cpu",
-        )
+        run = _run(case, fed, method, block)
         rounds = run.rounds
         reached = rounds[rounds["test_accuracy"] >= case.target]
         seconds = np.nan
@@ -117,6 +106,51 @@ def _runs(case: Case, feds: Sequence[fs.Federation], method: str) -> Floats:
         late = 100 * run.summary["late_updates"] / run.summary["updates"]
         found.append([accuracy, run.summary["gini_of_client_weights"], seconds, late])
     return np.array(found)
+
+
+def _run(case: Case, fed: fs.Federation, method: str, block: int) -> fs.Run:
+    return fs.train(
+        fed,
+        "mlp:hidden=32",
+        method,
+        seed=block,
+        rounds=ROUNDS,
+        per_round=8,
+        lr=0.05,
+        fleet=f"mixed:slow=10,dropout=0.2,deadline={case.deadline:g}",
+        threads=1,
+        folder=False,
+        device="cpu",
+    )
+
+
+def attack() -> None:
+    """Print how well a server knows who is slow: by reported times with noise, and by its own clock."""
+    print("| data | epsilon | true and reported times | true times and those of answers |")
+    print("|---|---|---|---|")
+    for case in CASES:
+        data = fs.load(case.data)
+        for epsilon in (10, 0.1):
+            method = METHODS[f"epsilon {epsilon}"].format(longest=case.deadline)
+            found = []
+            for block in BLOCKS:
+                fed = fs.split(data, "dirichlet:alpha=0.3,min_size=5", clients=30, seed=block)
+                found.append(_rank_correlations(_run(case, fed, method, block)))
+            cells = [_interval(values, ".2f") for values in np.array(found).T]
+            print(f"| {case.data} | {epsilon:g} | {' | '.join(cells)} |", flush=True)
+
+
+def _rank_correlations(run: fs.Run) -> tuple[float, float]:
+    """Return those of clients' mean training times with the last reported ones, and with the times of their answers."""
+    answered = run.clients[(run.clients["dropped"] == 0) & (run.clients["late"] == 0)]
+    times = answered.groupby("client")[["training_seconds", "seconds"]].mean()
+    profiles = run.server.participation.told
+    assert profiles, "clients report in rounds"
+    reported = profiles.of(times.index.to_numpy())["seconds"]
+    known = np.isfinite(reported)
+    true = times["training_seconds"]
+    told = spearmanr(true[known], reported[known]).statistic
+    return float(told), float(spearmanr(true, times["seconds"]).statistic)
 
 
 def _print_table(found: Mapping[str, Floats]) -> None:
