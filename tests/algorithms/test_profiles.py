@@ -220,6 +220,71 @@ def test_engines_agree_and_a_resumed_run_has_the_same_bits(options: str):
     alike(loop, stacked, 1e-9)
 
 
+def filled(values: np.ndarray) -> np.ndarray:
+    known = values[~np.isnan(values)]
+    return np.where(np.isnan(values), known.mean() if len(known) else 1.0, values)
+
+
+def test_candidates_are_compared_with_each_other_by_what_they_told_last():
+    server = server_of("afl-cp:refresh=2,candidates=6")
+    seen = Experience()
+    told = np.full((3, CLIENTS), np.nan)
+    last = np.full(CLIENTS, -9)
+    compared = 0
+    for number in range(8):
+        drawn = np.sort(Stream(1, "candidates", number).sample(CLIENTS, 6))
+        for client in drawn[number - last[drawn] >= 2]:
+            last[client] = number
+            parts = (entropies()[client], seen.reliability(client), seen.seconds(client))
+            told[:, client] = parts
+        entropy, reliability, seconds = told[:, drawn]
+        times = seconds[np.isfinite(seconds)]
+        speed = np.where(np.isnan(seconds), np.nan, 0.0)
+        if len(times):
+            spread = np.ptp(times)
+            quick = np.isfinite(seconds)
+            speed[quick] = (times.max() - times) / spread if spread else 1.0
+            compared += spread > 0
+        score = (entropy + filled(reliability) + filled(speed)) / 3
+        due = dict(zip(drawn.tolist(), np.maximum(score, 0.1), strict=True))
+        lines = list(server.advance().clients)
+        for line in lines:
+            assert line["score"] == pytest.approx(due[line["client"]], abs=1e-12), number
+        seen.add(lines)
+    assert compared > 3
+
+
+def test_sums_are_those_of_the_candidates_of_the_round():
+    server = server_of("afl-cp:refresh=2,candidates=6,normalise=moments")
+    seen = Experience()
+    score = np.full(CLIENTS, np.nan)
+    last = np.full(CLIENTS, -9)
+    for number in range(8):
+        drawn = np.sort(Stream(1, "candidates", number).sample(CLIENTS, 6))
+        seconds = np.array([seen.seconds(client) for client in drawn])
+        reliability = filled(np.array([seen.reliability(client) for client in drawn]))
+        times = seconds[np.isfinite(seconds)]
+        speed = np.ones(6)
+        if len(times):
+            quick = np.isfinite(seconds)
+            mean = 1.0
+            if times.std() > 1e-6 * times.mean():
+                speed[quick] = np.clip(0.5 + (times.mean() - times) / (4 * times.std()), 0, 1)
+                mean = 0.5
+            speed[np.isinf(seconds)] = 0.0
+            speed[np.isnan(seconds)] = mean * len(times) / (~np.isnan(seconds)).sum()
+        elif np.isinf(seconds).any():
+            speed[:] = 0.0
+        now = np.maximum((entropies()[drawn] + reliability + speed) / 3, 0.1)
+        due = number - last[drawn] >= 2
+        score[drawn[due]] = now[due]
+        last[drawn[due]] = number
+        lines = list(server.advance().clients)
+        for line in lines:
+            assert line["score"] == pytest.approx(score[line["client"]], abs=1e-7), number
+        seen.add(lines)
+
+
 # -- totals ------------------------------------------------------------------------------------------------------------
 
 
