@@ -34,6 +34,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "consistency_of": "direction",
         "floor": 0.1,
         "epsilon": None,
+        "refresh": None,
+        "tellings": None,
+        "longest": None,
+        "candidates": None,
+        "normalise": "extremes",
+        "score": "fixed",
     },
     "attack": {
         "kind": "sign-flip",
