@@ -53,7 +53,8 @@ def size(spec: str, shape: tuple[int, ...], classes: int) -> int:
 
 
 def test_every_registered_model_is_among_the_small_ones():
-    assert {spec.partition(":")[0] for spec, _ in SMALL.values()} == set(models)
+    named = {spec.partition(":")[0] for spec, _ in SMALL.values()}
+    assert named | {"hf"} == set(models)  # hf is whatever a folder holds, see test_hugging_face.py
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> int:
