@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedskew.algorithms.backdoor import Backdoor, part_of
 from fedskew.algorithms.contract import Algorithm, Requirement, View, algorithms
+from fedskew.algorithms.poison import FlippedLabels, Poison
 from fedskew.algorithms.selection import KeyedSelection, Selection, SelectionAround
+from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.device_streams import normal
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Positive, Share
@@ -36,6 +38,10 @@ class Attack(Algorithm):
     buffers, are as those of honest clients. The table of clients has a column ``hostile``; aggregation rules do not
     see it.
 
+    Methods that train one model on the samples of all clients (Stratify, SFL) have no updates. Hostile clients change
+    their rows there, with ``label-flip`` and with ``backdoor`` at ``strength=1``, and announce to a label schedule the
+    labels that they claim to have. The other kinds are refused.
+
     Args:
         kind: what hostile clients do
         share: share of the clients that are hostile, rounded to a whole number of clients
@@ -55,18 +61,46 @@ class Attack(Algorithm):
     target: str = "0"
     poisoned: Annotated[float, Share] = 0.5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._changes_updates and isinstance(self.topology(0), Scheduled):
+            raise FedskewError(
+                f"algorithm {self.label()}: one model is trained by all clients, so no updates are sent that "
+                f"kind={self.kind},strength={self.strength:g} could change: use kind=label-flip, or kind=backdoor "
+                "with strength=1, which change rows"
+            )
+
     @property
-    def poison(self) -> Backdoor | None:
+    def poison(self) -> Poison | None:
         """Return what hostile clients do to their rows."""
-        if self.kind != "backdoor":
-            return super().poison
-        return Backdoor(partial(hostile_clients, share=self.share), self.poisoned, self.target)
+        hostile = partial(hostile_clients, share=self.share)
+        if self.kind == "backdoor":
+            return Backdoor(hostile, self.poisoned, self.target)
+        if self._flips_rows:
+            return FlippedLabels(hostile)
+        return super().poison
+
+    @property
+    def _changes_updates(self) -> bool:
+        """Return whether hostile clients send another update than that of their rows."""
+        if self.kind == "backdoor":
+            return self.strength != 1
+        return self.kind != "label-flip"
+
+    @property
+    def _flips_rows(self) -> bool:
+        """Return whether labels are flipped in the rows: steps of a sample schedule know no objective."""
+        return self.kind == "label-flip" and isinstance(self.topology(0), Scheduled)
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """Return that clients send updates, and that there are classes whose labels can be flipped."""
-        needed: frozenset[Requirement] = frozenset({"updates"})
-        return super().requires | needed | ({"classes"} if self.kind == "label-flip" else set())
+        """Return that clients send updates that are changed, and that there are classes whose labels can be flipped."""
+        needed: set[Requirement] = set()
+        if self._changes_updates:
+            needed.add("updates")
+        if self.kind == "label-flip":
+            needed.add("classes")
+        return super().requires | needed
 
     @property
     def client_selection(self) -> Selection:
@@ -79,7 +113,7 @@ class Attack(Algorithm):
     def objective(self, loss: Tensor, view: View) -> Tensor:
         """Return the method's objective; with label-flip, hostile clients have it for other labels."""
         batch = view.batch
-        if self.kind != "label-flip" or batch is None:
+        if self.kind != "label-flip" or self._flips_rows or batch is None:
             return super().objective(loss, view)
         hostile = view.numbers[_HOSTILE] > 0
 

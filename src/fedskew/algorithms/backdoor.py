@@ -1,11 +1,12 @@
 """The rows of hostile clients with a backdoor: some carry a trigger and the label that the attacker wants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
+from fedskew.algorithms.poison import Poison
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Ints, Stream
 from fedskew.data.dataset import Features, Rows
@@ -39,8 +40,8 @@ def stamped(x: Features, value: float) -> Features:
 
 
 @dataclass(frozen=True)
-class Backdoor:
-    """What hostile clients do to their rows before the first round.
+class Backdoor(Poison):
+    """Hostile clients give a share of their rows a trigger and one label.
 
     Args:
         hostile: who they are, from the seed of the run and the number of clients
@@ -48,7 +49,6 @@ class Backdoor:
         target: the class that these rows are given, by name or by number
     """
 
-    hostile: Callable[[int, int], Ints]
     share: float
     target: str
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedskew.aggregation.mean import Aggregator
 from fedskew.algorithms.adaptation import Adaptation
-from fedskew.algorithms.backdoor import Backdoor
 from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.composition import Algorithms, composed
 from fedskew.algorithms.initial_weights import InitialWeights
+from fedskew.algorithms.poison import Poison
 from fedskew.algorithms.selection import Selection
 from fedskew.algorithms.topologies import Parallel, Topology
 from fedskew.batchnorm.policy import BatchNormPolicy
@@ -366,7 +366,7 @@ class Algorithm:
         return None
 
     @property
-    def poison(self) -> Backdoor | None:
+    def poison(self) -> Poison | None:
         """Return what hostile clients do to their rows before the first round, or None."""
         return None
 

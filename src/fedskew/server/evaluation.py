@@ -197,7 +197,9 @@ class Evaluator:
             self._client_rows[CLIENT_VALIDATION] = self._final.validation
         self.client_parts = tuple(self._client_rows)
         self.counted_parts: tuple[str, ...] = ()  # all rows are here
-        self._poison = job.algorithm.poison
+        self._backdoor: Backdoor | None = None
+        if isinstance(job.algorithm.poison, Backdoor):
+            self._backdoor = job.algorithm.poison
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 
     def _placed(self, rows: Rows) -> EvaluatedRows:
@@ -230,8 +232,8 @@ class Evaluator:
             parts["own_test"] = self.mean_on_test(models.own, models.invited)
         parts["trained_test"] = self.mean_on_test(models.trained.__getitem__, trained)
         backdoor = None
-        if self._poison and common:
-            backdoor = self._backdoor_success(common, self._poison)
+        if self._backdoor and common:
+            backdoor = self._backdoor_success(common, self._backdoor)
         on_trained = self._trained_scores(models, trained)
         known: dict[str, dict[str, Floats]] = {}
         for part, mine in self._client_rows.items():
@@ -328,17 +330,17 @@ class Evaluator:
         chosen = choose_threshold(*found["validation"], metric)
         return chosen, {name: chosen.scores(*part) for name, part in found.items()}
 
-    def _backdoor_success(self, state: Tensors, poison: Backdoor) -> float | None:
+    def _backdoor_success(self, state: Tensors, door: Backdoor) -> float | None:
         """Return the share of the test rows of other classes that are taken for the target; None without such rows."""
         if self._triggered is None:
-            rows = poison.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
+            rows = door.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
             self._triggered = torch.from_numpy(rows).to(self._train.x)
         x = self._triggered
         if not len(x):
             return None
         triggered = EvaluatedRows(self._runner, self.task, x, self._train.y)
         outputs = triggered.outputs(state, torch.arange(len(x), device=x.device))
-        target = poison.target_of(self.fed.data.classes)
+        target = door.target_of(self.fed.data.classes)
         return float((self.task.predict(outputs) == target).double().mean())
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ from fedskew.core.streams import Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.targets import Targets
 from fedskew.fleet.clock import transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.label_privacy.agreement import Agreement, Exchange, agree
@@ -26,8 +27,11 @@ PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 class LabelHolders:
     """Which client holds how many rows of each label, for a server that schedules samples; known once it is needed."""
 
-    def __init__(self, fed: Federation, context: RoundContext, state: RunState) -> None:
+    def __init__(
+        self, fed: Federation, labels: Targets, context: RoundContext, state: RunState
+    ) -> None:
         self.fed = fed
+        self.labels = labels  # of the rows that are trained on, as the clients announce them
         self.context = context
         self.state = state
         self.agreement: Agreement | None = None  # the result of the label protocol
@@ -49,7 +53,12 @@ class LabelHolders:
         if not isinstance(topology, Scheduled) or self._holdings:
             return
         self._holdings, self.agreement = label_holdings(
-            self.fed, self.context.trained_on, topology, self.context.settings.seed, agreed
+            self.fed,
+            self.labels,
+            self.context.job.partition,
+            topology,
+            self.context.settings.seed,
+            agreed,
         )
         topology.check_labels(self._holdings)
         participation = self.context.participation
@@ -79,6 +88,7 @@ class LabelHolders:
 
 def label_holdings(
     fed: Federation,
+    labels: Targets,
     trained_on: Partition,
     topology: Scheduled,
     seed: int,
@@ -88,11 +98,10 @@ def label_holdings(
 
     ``agreed`` is the result of an earlier run of the protocol, if there is one.
     """
-    labels = fed.train.y
     classes = len(fed.data.classes)
     # Targets that are not classes: a method that uses labels was refused, and for others all rows are of one class
     if fed.data.target != "class":
-        labels = np.zeros(len(fed.train), dtype=np.int64)
+        labels = np.zeros(len(labels), dtype=np.int64)
         classes = 1
     plain = Holdings.of(trained_on, labels, classes)
     if not topology.secure:

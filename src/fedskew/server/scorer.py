@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedskew.algorithms.backdoor import Backdoor
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
@@ -115,7 +116,7 @@ class Scorer:
         row["clock"] = outcome.ended
         row |= outcome.metrics
         row |= self.context.algorithm.metrics(self.state.server_state)
-        if self.context.algorithm.poison and self.has_common_model:
+        if isinstance(self.context.algorithm.poison, Backdoor) and self.has_common_model:
             row["backdoor_success"] = None
             if scores:
                 row["backdoor_success"] = scores.backdoor

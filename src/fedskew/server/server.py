@@ -123,7 +123,7 @@ class Server:
             mirrored=frozenset(self.state.server_state.keys() & parts(fresh, STATE).keys()),
         )
         self.clients = make_clients(fed, context, self.state)
-        self.labels = LabelHolders(fed, context, self.state)
+        self.labels = LabelHolders(fed, self.rows.y, context, self.state)
         trained = TrainedModels(settings, self.state)
         self.rounds = rounds_of(context, self.state, self.clients, self.labels, trained)
         if trains:

@@ -160,6 +160,11 @@ class ScheduledRounds:
             "samples": Column(samples[clients].astype(np.float64)),
             "visits": Column(cost.visits[clients].astype(np.float64)),
         }
+        known = self.context.participation.selection.client_numbers(
+            clients, population, self.state.round, self.context.settings.seed
+        )
+        for name, values in known.items():
+            columns[name] = Column(values)
         return RoundOutcome(
             ClientTable(columns),
             clients,
