@@ -142,6 +142,6 @@ def test_placeholders_are_those_of_the_claimed_labels(desk: Any):
     "attack", ["kind=sign-flip", "kind=gaussian", "kind=backdoor,strength=2.5"]
 )
 def test_what_changes_updates_is_refused(desk: Any, method: str, attack: str):
-    with pytest.raises(FedskewError, match="no updates are sent that kind=.* could change") as said:
+    with pytest.raises(FedskewError, match="no updates are sent that kind=") as said:
         desk.training(f"{method} + attack:{attack}")
     assert "use kind=label-flip, or kind=backdoor with strength=1" in str(said.value)
