@@ -48,7 +48,7 @@ STEPS, RATE, SMOOTH = 600, 0.1, 1e-3  # of gradient matching
 LR, LR_SINGLE = 0.1, 0.02
 NOISES = (0.001, 0.01, 0.1, 1.0)
 BEST = 60  # decibels that count as exact
-SEEN = 12  # messages of a kind
+SEEN, SUMS = 12, 3  # messages of a kind, and of sums over clients
 LABELS = 200  # rows whose label is recovered
 
 
@@ -256,19 +256,23 @@ def _print_methods(name: str) -> None:
     )
     heads = ("who sees what", "labels a client", "rows behind it", "exact", "matched", "guessed")
     print(f"| {' | '.join(heads)} |\n|" + "---|" * len(heads))
+    plan = PLANS[name]._replace(rounds=ROUNDS)
     for k in (1, 2):
         here = _honest(name, k)
         target = _target(here, MODELS[0], 0)
+        later = target._replace(weights=trained(here, plan, 0, mean))
         views = {
-            "`stratify-batch`: a client's gradient of a step": by_client(here, target)[:SEEN],
-            "`stratify-batch:secure=true`: the sum of a step": by_step(here, target)[:3],
-            "`stratify-single`: the model before and after a visit": by_visit(here, target)[:20],
-            "`fedavg`: a client's update, one epoch": by_update(here, target),
+            "`stratify-batch`: a client's gradient of a step": (target, by_client),
+            "`stratify-batch:secure=true`: the sum of a step": (target, by_step),
+            f"the same after {ROUNDS} rounds": (later, by_step),
+            "`stratify-single`: the model before and after a visit": (target, by_visit),
+            "`fedavg`: a client's update, one epoch": (target, by_update),
         }
-        for view, messages in views.items():
+        for view, (at, seen) in views.items():
+            messages = seen(here, at)[:SEEN]
             behind = np.mean([len(message.rows) for message in messages])
-            exact, matched = (_cell(target, messages, way) for way in (True, False))
-            guessed = _cell(target, [_decoy(here, target, one) for one in messages], exact=False)
+            exact, matched = (_cell(at, messages, way) for way in (True, False))
+            guessed = _cell(at, [_decoy(here, at, one) for one in messages], exact=False)
             print(f"| {view} | {k} | {behind:.1f} | {exact} | {matched} | {guessed} |", flush=True)
 
 
@@ -297,7 +301,7 @@ def by_client(here: Poisoned, target: Target) -> list[Message]:
 def by_step(here: Poisoned, target: Target) -> list[Message]:
     """Return the sums over all clients of the first steps, all at the first weights."""
     messages = []
-    for rows, _ in list(steps(here, 0, 0))[:5]:
+    for rows, _ in list(steps(here, 0, 0))[:SUMS]:
         messages.append(Message(target.gradient(target.x[rows], target.y[rows]), rows))
     return messages
 
@@ -339,10 +343,9 @@ def _print_defences(name: str) -> None:
     """Print what clipping and noise do to the attacks on ``stratify-batch``, and to its accuracy."""
     here = _honest(name)
     target = _target(here, MODELS[0], 0)
-    plan = PLANS[name]
     print(
         f"\n{name}, {MODELS[0]}, one label a client, defences of a client's gradient in stratify-batch; accuracy of "
-        f"{plan.rounds} rounds\n"
+        f"{ROUNDS} rounds\n"
     )
     print(
         "| defence | one row, exact | one row, matched | its gradient of a step, exact | accuracy |"
@@ -387,7 +390,8 @@ def _protected(messages: list[Message], sigma: float | None) -> list[Message]:
 
 def _accuracy(name: str, seed: int, defence: Defence) -> float:
     here = _honest(name, seed=seed)
-    return scores(here, trained(here, PLANS[name], seed, defence), seed)[0]
+    plan = PLANS[name]._replace(rounds=ROUNDS)
+    return scores(here, trained(here, plan, seed, defence), seed)[0]
 
 
 # -- the picture ------------------------------------------------------------------------------------------------------
