@@ -10,6 +10,7 @@ from benchmarks import (
     client_numbers,
     clusters,
     compositions,
+    efficientnet_pacs,
     engines,
     entropy_privacy,
     evaluation,
@@ -42,6 +43,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "efficientnet_pacs": efficientnet_pacs.main,
     "engines": engines.main,
     "methods": methods.main,
     "personalised": personalised.main,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedskew as fs
 
-SIZE = 32  # pixels; the network was trained with 224
+SIZE = 64  # pixels; the network was trained with 224
 ROUNDS = 5
 SETTINGS = {
     "rounds": ROUNDS,

@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 import fedskew as fs
 from benchmarks.paired import interval, verdict
@@ -38,6 +39,8 @@ METHODS = {
     "SCAFFOLD after a synchronous epoch": "scaffold + stratify-rounds:share=1,until=1",
 }
 WHOLE = "stratify-batch"  # the one that is trained to the end
+FIRST = 200  # the figure begins at the traffic over this
+COLOURS = [colour for colour in OKABE_ITO if colour != "#000000"]
 STYLES = ("-", "--", "-.", ":")
 
 
@@ -108,8 +111,9 @@ def _measure(task: Task, axes: Axes) -> None:
         _draw(axes, curves, title, number, whole)
     print(flush=True)
     axes.set_xscale("log")
-    axes.set_xlim(whole / 1000, whole)
-    axes.set_ylim(0, 100)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlim(whole / FIRST, whole)
+    axes.set_ylim(40, 100)
     axes.set_title(task.title, fontsize=10)
     axes.set_xlabel("MB sent, both ways")
     axes.set_ylabel("balanced test accuracy, %")
@@ -191,10 +195,11 @@ def _against(values: Floats, others: Floats) -> str:
 def _draw(axes: Axes, curves: list[Curve], title: str, number: int, whole: float) -> None:
     """Draw the mean over the blocks, from the first megabytes at which every block has a score to the last."""
     last = min(curve.megabytes[-1] for curve in curves)
-    places = np.geomspace(whole / 1000, min(last, whole), 200)
+    places = np.geomspace(whole / FIRST, min(last, whole), 120)
     scores = []
     for place in places:
         scores.append(np.mean([curve.at(place) for curve in curves]))
-    colour = OKABE_ITO[number % len(OKABE_ITO)]
-    style = STYLES[number % len(STYLES)]
-    axes.plot(places, scores, label=title, color=colour, linestyle=style, linewidth=1.4)
+    colour, style, width = "black", "-", 2.2
+    if METHODS[title] != WHOLE:
+        colour, style, width = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)], 1.4
+    axes.plot(places, scores, label=title, color=colour, linestyle=style, linewidth=width)
