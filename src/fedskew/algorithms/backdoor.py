@@ -11,6 +11,7 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Ints, Stream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
+from fedskew.data.stored_rows import whole
 
 TRIGGER = 3  # first features of a row, or sides in pixels of the corner of an image
 
@@ -71,17 +72,18 @@ class Backdoor(Poison):
                 "attack:kind=backdoor gives rows a class, and the targets are none: use another kind, such as sign-flip"
             )
         held = partition.rows.copy()
-        value = float(rows.x.max())
+        features = whole(rows.x, "attack:kind=backdoor")
+        value = float(features.max())
         places = np.concatenate([np.empty(0, np.int64), *(
             partition.offsets[client] + self._chosen(int(partition.sizes[client]), client, seed)
             for client in self.hostile(seed, partition.clients).tolist()
         )])  # fmt: skip
-        x = stamped(rows.x[held[places]], value)
+        x = stamped(features[held[places]], value)
         y = np.full(len(places), self.target_of(classes), dtype=rows.y.dtype)
         held[places] = len(rows) + np.arange(len(places))
         both = replace(
             rows,
-            x=np.concatenate([rows.x, x]),
+            x=np.concatenate([features, x]),
             y=np.concatenate([rows.y, y]),
             group=None,
             series=None,
@@ -94,4 +96,5 @@ class Backdoor(Poison):
 
     def triggered(self, test: Rows, train: Rows, classes: Sequence[str]) -> Features:
         """Return the test rows of other classes than the target, with the trigger."""
-        return stamped(test.x[test.y != self.target_of(classes)], float(train.x.max()))
+        largest = float(whole(train.x, "attack:kind=backdoor").max())
+        return stamped(test.x[test.y != self.target_of(classes)], largest)

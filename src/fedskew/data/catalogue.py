@@ -105,6 +105,8 @@ def _reader_of(path: str, labelled: bool) -> str | None:
 
 def _reader_of_folder(folder: Path, labelled: bool) -> str:
     """Return what reads a folder, by what is in it."""
+    if (folder / "x.npy").exists():
+        return "npy"
     if labelled or holds_tables(folder):
         return "silos"
     if json_files(folder / "train"):
@@ -119,7 +121,8 @@ def load(
 
     Args:
         spec: a name with options (text or table), or a path: .csv, .parquet, .npz, a pattern for several
-            of them or a folder of them (one client per file), a folder of images
+            of them or a folder of them (one client per file), a folder of images,
+            or a folder with x.npy and y.npy
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
 

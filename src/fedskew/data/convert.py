@@ -1,7 +1,7 @@
 """Data sets from arrays, tensors and data frames in memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,13 @@ from fedskew.data.item_datasets import gives_items
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
 from fedskew.data.readers.csv_format import OPTIONS
 from fedskew.data.readers.table import SiloTables, Table
+from fedskew.data.stored_rows import (
+    StoredRows,
+    are_pixels,
+    is_source,
+    stays_as_it_is,
+    stored,
+)
 from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ _OF_FILES = ("path", "test_path", *OPTIONS)  # options of a table in a file
 class Loose:
     """Rows whose labels and groups still have the user's names; ``y`` has one column, or one per label by its name."""
 
-    x: Numbers
+    x: "Numbers | StoredRows"
     y: "Mapping[str, Column]"
     group: "Column | None"
     features: tuple[str, ...]
@@ -59,7 +66,9 @@ def from_arrays(
 
     The arrays may be NumPy's, PyTorch's or pandas'. The first axis of x is the rows, the second the columns or
     channels. Values are taken as they are unless ``standardize`` asks for mean 0 and deviation 1 over the training
-    rows.
+    rows. A memory-mapped x, or any object with ``shape``, ``dtype``, ``__len__`` and ``__getitem__`` (an array of row
+    numbers -> these rows), is read when rows of it are used. Images of bytes (uint8) and half precision stay as they
+    are in memory; of bytes, 255 becomes 1 where they are used.
 
     Args:
         data: the rows
@@ -70,7 +79,8 @@ def from_arrays(
         split_seed: seed of that split
         validation: share of the training rows to hold out for validation
         seed: seed of that choice
-        standardize: bring every column or channel to mean 0 and deviation 1
+        standardize: bring every column or channel to mean 0 and deviation 1; fitted to a sample of rows that are read
+            when they are used
         name: its name in reports
         target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
         classes: how many classes there are, 0 … K-1, or their names, where some may have no row; by default those
@@ -80,23 +90,67 @@ def from_arrays(
     >>> rows.classes, len(rows.train), len(rows.test)
     (('cat', 'dog'), 2, 2)
     """
-    train = part_from(name, _unpack(name, data, label, group, target), target)
     tested = None
     if test is not None:
-        tested = part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
-    rows, names, groups = split_parts(name, train, tested, target, classes)
-    if tested is None:
-        test_rows: Rows | Split = Split("test", test_share, split_seed)
-    else:
-        test_rows = rows[1]
-    scaled = None
-    if standardize:
-        scaled = everything(train.x)
-    raw = Arrays(rows[0], test_rows, names, groups, train.features, scaled=scaled)
+        tested = _unpack(name, test, label, group, target)
+    raw = arrays_of(
+        name,
+        _unpack(name, data, label, group, target),
+        tested,
+        Split("test", test_share, split_seed),
+        standardize=standardize,
+        target=target,
+        classes=classes,
+    )
     held_out = None
     if validation:
         held_out = Split("validation", validation, seed)
     return raw.build(name, held_out)
+
+
+def arrays_of(
+    name: str,
+    given: tuple[Any, ...],
+    given_test: tuple[Any, ...] | None,
+    split: Split,
+    *,
+    standardize: bool,
+    target: Target,
+    classes: "int | Sequence[str] | None",
+) -> Arrays:
+    """Return array data before any split, from features, targets and perhaps groups of each part.
+
+    Features stay as they are stored where ``from_arrays`` says so.
+    """
+    train = _as_it_is(name, part_from(name, given, target))
+    tested = None
+    if given_test is not None:
+        where = f"{name}: test"
+        tested = _as_it_is(where, part_from(where, given_test, target))
+        if are_pixels(tested.x) != are_pixels(train.x):
+            raise FedskewError(
+                f"{name}: only one of the training and the test part has bytes (uint8): give both in one type"
+            )
+    rows, names, groups = split_parts(name, train, tested, target, classes)
+    test_rows: Rows | Split = split
+    if tested is not None:
+        test_rows = rows[1]
+    scaled = None
+    full_scale = 1.0
+    if standardize:
+        scaled = everything(train.x)
+    elif are_pixels(train.x):
+        full_scale = 255.0
+    return Arrays(
+        rows[0], test_rows, names, groups, train.features, scaled=scaled, full_scale=full_scale
+    )
+
+
+def _as_it_is(name: str, part: Loose) -> Loose:
+    """Return rows whose features stay as they are stored: images of bytes, and half precision."""
+    if isinstance(part.x, StoredRows) or not stays_as_it_is(part.x):
+        return part
+    return replace(part, x=StoredRows(part.x, name))
 
 
 def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any]) -> Dataset:
@@ -208,11 +262,16 @@ def _unpack_frame(
 def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Loose:
     """Check the rows that a user gave: numbers without gaps, as many targets (and groups) as rows."""
     for part in parts:
-        _refuse_datasets(name, part)
+        if not is_source(part):
+            _refuse_datasets(name, part)
     features: tuple[str, ...] = ()
     if hasattr(parts[0], "columns"):
         features = tuple(map(str, parts[0].columns))
-    x = _features(name, parts[0])
+    x: Numbers | StoredRows
+    if is_source(parts[0]):
+        x = stored(name, parts[0])
+    else:
+        x = _features(name, parts[0])
     y = _columns(name, "labels", parts[1], len(x), target == "labels")
     group = None
     if len(parts) > 2:

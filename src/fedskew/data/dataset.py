@@ -13,6 +13,7 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.fitting import Description
 from fedskew.data.schema import Features as Features
 from fedskew.data.schema import Gaps, Label, Pipeline, Scaling
+from fedskew.data.stored_rows import AnyRows, StoredRows, taken
 from fedskew.data.targets import (
     DEFAULT_BINS,
     Bins,
@@ -30,6 +31,8 @@ _NAMED = 10  # classes in a notebook
 class Rows:
     """Examples: features (float32, one entry of the first axis a row), targets, and a group number a row or None.
 
+    Features may also be stored rows, which are read when they are used.
+
     Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels per row (a uint8 matrix of 0 and 1).
 
     ``series`` is the number of a row's series, where rows of one series overlap (windows): such rows share readings,
@@ -44,7 +47,7 @@ class Rows:
     was, or it is not known.
     """
 
-    x: Features
+    x: AnyRows
     y: Targets
     group: Ints | None = None
     series: Ints | None = None
@@ -108,14 +111,14 @@ class Rows:
             bins = self.bins.take(index)
         if self.gaps is not None:
             gaps = self.gaps[index]
-        return Rows(self.x[index], self.y[index], group, series, self.unit, bins, gaps)
+        return Rows(taken(self.x, index), self.y[index], group, series, self.unit, bins, gaps)
 
     @staticmethod
     def joined(parts: "Sequence[Rows]") -> "Rows":
         """Return the rows of all parts, in their order; their groups are numbered alike."""
         if len(parts) == 1:
             return parts[0]
-        x = np.concatenate([part.x for part in parts])
+        x = np.concatenate([np.asarray(part.x) for part in parts])
         y = np.concatenate([part.y for part in parts])
         groups = [part.group for part in parts if part.group is not None]
         gaps = _joined_gaps(parts)
@@ -335,7 +338,7 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
         raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows)} rows")
 
 
-def _check_features(where: str, x: Features, rows: int, shape: tuple[int, ...]) -> None:
+def _check_features(where: str, x: AnyRows, rows: int, shape: tuple[int, ...]) -> None:
     if len(x) != rows:
         raise FedskewError(f"{where}: {len(x)} rows of features but {rows} labels")
     if x.shape[1:] != shape or not shape:
@@ -346,7 +349,9 @@ def _check_features(where: str, x: Features, rows: int, shape: tuple[int, ...]) 
         raise FedskewError(f"{where}: features of type {x.dtype}, expected float32")
 
 
-def _check_finite(where: str, x: Features) -> None:
+def _check_finite(where: str, x: AnyRows) -> None:
+    if isinstance(x, StoredRows):
+        return  # their values are checked when they are read
     # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
     if not np.isfinite(np.sum(x, dtype=np.float64)):
         bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.stored_rows import whole
 
 if TYPE_CHECKING:
     from fedskew.data.cells import Frame
@@ -26,7 +27,9 @@ def first_of_each(frame: "Frame") -> Ints:
 
 def row_hashes(rows: Rows) -> Hashes:
     """Return a number for every row, equal where features and target are."""
-    values = np.ascontiguousarray(rows.x.reshape(len(rows), -1) + 0.0)  # -0.0 becomes 0.0
+    values = np.ascontiguousarray(
+        whole(rows.x, "counting of duplicates").reshape(len(rows), -1) + 0.0
+    )  # -0.0 becomes 0.0
     targets = np.ascontiguousarray(rows.y.reshape(len(rows), -1).astype(np.float64))
     draw = np.random.default_rng(_SEED)
     hashes: Hashes = np.zeros(len(rows), dtype=np.uint64)

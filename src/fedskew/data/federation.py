@@ -13,6 +13,7 @@ from fedskew.core.notebook import few, one_line, rows_as_html
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
+from fedskew.data.stored_rows import AnyRows, StoredRows
 from fedskew.data.targets import DEFAULT_BINS, Targets, bins_of
 
 _SAMPLED_VALUES = 1 << 20
@@ -187,16 +188,23 @@ class Federation:
         parts = hashlib.sha256(self.partition.digest.encode())
         for rows in (self.train, self.test, self.validation):
             if rows is not None:
-                values = rows.x.reshape(-1)
-                step = max(1, len(values) // _SAMPLED_VALUES)
                 parts.update(repr(rows.x.shape).encode())
                 parts.update(np.ascontiguousarray(rows.y).tobytes())
-                parts.update(np.ascontiguousarray(values[::step]).tobytes())
+                parts.update(_sampled(rows.x))
         if self.client_validation is not None:
             parts.update(self.client_validation.digest.encode())
         if self.unseen is not None:
             parts.update(self.unseen.partition.digest.encode())
         return parts.hexdigest()
+
+
+def _sampled(x: AnyRows) -> bytes:
+    """Return about a million values of all features, or those of a few hundred stored rows."""
+    if isinstance(x, StoredRows):
+        return x.fingerprint()
+    values = x.reshape(-1)
+    step = max(1, len(values) // _SAMPLED_VALUES)
+    return np.ascontiguousarray(values[::step]).tobytes()
 
 
 def shown_clients(clients: int) -> Ints:

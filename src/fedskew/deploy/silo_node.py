@@ -372,7 +372,7 @@ def _arrays_of(data: Dataset) -> dict[str, Any]:
     for part in _PARTS:
         rows: Rows | None = getattr(data, part)
         if rows is not None:
-            arrays[f"{part}-x"] = rows.x
+            arrays[f"{part}-x"] = np.asarray(rows.x)
             arrays[f"{part}-y"] = rows.y
     return arrays
 

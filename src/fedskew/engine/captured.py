@@ -5,6 +5,7 @@ writes the tensors that were there when it was captured; so inputs are copied in
 the results of a round are in the state of the graph that was replayed.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import cached_property, partial
@@ -195,9 +196,10 @@ class CapturedStack(Stack):
 
 def _steps_at_once(job: Job, room: Room, most: int) -> int:
     """Return how many steps are taken together: so many, or as there is room for their inputs."""
-    row = max(1, job.x[0].numel()) * job.x.element_size()
+    row = max(1, math.prod(job.x.shape[1:])) * job.x.element_size()
     step = room.clients * room.width * row
-    return max(1, min(most, _BYTES_AT_ONCE // step))
+    steps: int = _BYTES_AT_ONCE // step
+    return max(1, min(most, steps))
 
 
 def _room(value: Tensor, clients: int) -> Tensor:

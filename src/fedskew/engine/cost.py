@@ -1,5 +1,6 @@
 """The arithmetic and memory of one client's step, from which stacks, threads and chunk sizes are chosen."""
 
+import math
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.batchnorm.masked import has_batch_norm
+from fedskew.engine.input_rows import Inputs
 from fedskew.models.low_rank import FIXED
 from fedskew.models.parameters import frozen
 
@@ -62,20 +64,20 @@ class Cost:
         return 1
 
 
-def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
+def measure_cost(model: nn.Module, x: Inputs, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
-    row = (x[0].numel() + one.activations) * x.element_size()
+    row = (math.prod(x.shape[1:]) + one.activations) * x.element_size()
     memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row
     return Cost(one.multiplications * batch, memory, one.convolutions, one.batch_norm)
 
 
-def largest_output(model: nn.Module, x: Tensor) -> int:
+def largest_output(model: nn.Module, x: Inputs) -> int:
     """Return how many numbers one row makes in the largest layer, its input included."""
-    return max(x[0].numel(), _row_cost(model, x).largest)
+    return max(math.prod(x.shape[1:]), _row_cost(model, x).largest)
 
 
-def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
+def _row_cost(model: nn.Module, x: Inputs) -> _RowCost:
     """Return the cost of one row, computed once for each model."""
     if model not in _known:
         found = _count_row(model, x[:1].clone())  # a model may write to its input

@@ -12,12 +12,13 @@ from torch.func import functional_call, vmap
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
+from fedskew.engine.input_rows import Inputs
 from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import load_weights
 from fedskew.tasks.task import Task
 
 # The data and the numbers of some rows -> their outputs
-Forward: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Forward: TypeAlias = Callable[[Inputs, Tensor], Tensor]
 
 # Numbers that one forward pass makes in its largest layer. On a CPU 8 MB in float32, which stay in the cache from layer
 # to layer (above 32 MB, the C library even maps and clears new memory for every layer of every batch). On a GPU
@@ -26,12 +27,12 @@ _VALUES_PER_BATCH = {"cpu": 2 << 20, "cuda": 64 << 20}
 _MOST_ROWS = 8192
 
 
-def rows_at_once(model: nn.Module, x: Tensor) -> int:
+def rows_at_once(model: nn.Module, x: Inputs) -> int:
     """Return how many rows are processed together in evaluation mode."""
     return max(1, min(_MOST_ROWS, _VALUES_PER_BATCH[x.device.type] // largest_output(model, x)))
 
 
-def fastest_layout(model: nn.Module, x: Tensor) -> torch.memory_format:
+def fastest_layout(model: nn.Module, x: Inputs) -> torch.memory_format:
     """Return the layout of images and weights in evaluation mode: channels-last for convolutions on a CPU."""
     images = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).convolutions
     if images:
@@ -40,7 +41,7 @@ def fastest_layout(model: nn.Module, x: Tensor) -> torch.memory_format:
 
 
 @torch.no_grad()
-def row_losses(model: nn.Module, x: Tensor, y: Tensor, task: Task, rows: Tensor) -> Floats:
+def row_losses(model: nn.Module, x: Inputs, y: Tensor, task: Task, rows: Tensor) -> Floats:
     """Return the losses of these rows under a model that is in evaluation mode."""
     found = []
     for some in torch.split(rows, rows_at_once(model, x)):
@@ -55,7 +56,7 @@ class Inference:
     it is.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Inputs) -> None:
         self._model = copy.deepcopy(model).eval()
         self.rows_at_once = rows_at_once(model, x)
         self._layout = fastest_layout(model, x)
@@ -63,7 +64,7 @@ class Inference:
         self._forward: Forward | None = None
 
     @torch.inference_mode()
-    def outputs(self, tensors: Tensors, x: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def outputs(self, tensors: Tensors, x: Inputs, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the outputs of the rows at these numbers in chunks, with the numbers."""
         load_weights(self._model, tensors)
         if self._forward is None:
@@ -76,7 +77,7 @@ class Inference:
             some = rows[first : first + self.rows_at_once]
             yield self._forward(x, some), some
 
-    def _eager(self, x: Tensor, rows: Tensor) -> Tensor:
+    def _eager(self, x: Inputs, rows: Tensor) -> Tensor:
         outputs: Tensor = self._model(
             x.index_select(0, rows).contiguous(memory_format=self._layout)
         )
@@ -84,7 +85,7 @@ class Inference:
 
     @torch.inference_mode()
     def stacked_outputs(
-        self, stack: Tensors, x: Tensor, pieces: Sequence[Ints]
+        self, stack: Tensors, x: Inputs, pieces: Sequence[Ints]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the outputs of many models, each on its own rows, in chunks ``[model, row]``, with rows and flags.
 
@@ -113,7 +114,7 @@ class Inference:
             first += width
 
 
-def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
+def _captured(model: nn.Module, x: Inputs, size: int) -> Forward:
     """Return the forward pass of up to ``size`` rows as the replay of a CUDA graph, or as it is if capturing fails."""
     inputs = torch.zeros((size, *x.shape[1:]), dtype=x.dtype, device=x.device)
     layers = StackedModel(model, (), training=False)  # convolutions, pooling and ReLU in one kernel
@@ -124,7 +125,7 @@ def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
     def forward(x: Tensor) -> Tensor:
         return layers.forward(weights, x.unsqueeze(0))[0]
 
-    def eager(x: Tensor, rows: Tensor) -> Tensor:
+    def eager(x: Inputs, rows: Tensor) -> Tensor:
         return forward(x.index_select(0, rows))
 
     try:
@@ -140,9 +141,12 @@ def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
     except RuntimeError:  # such as a model that reads a value on the host
         return eager
 
-    def replay(x: Tensor, rows: Tensor) -> Tensor:
+    def replay(x: Inputs, rows: Tensor) -> Tensor:
         # The rest keeps its old rows, which nobody reads
-        torch.index_select(x, 0, rows, out=inputs[: len(rows)])
+        if isinstance(x, Tensor):
+            torch.index_select(x, 0, rows, out=inputs[: len(rows)])
+        else:
+            inputs[: len(rows)].copy_(x.index_select(0, rows))
         graph.replay()
         chosen: Tensor = outputs[: len(rows)].clone()
         return chosen

@@ -25,13 +25,13 @@ from fedskew.data.partition import Partition
 from fedskew.data.targets import Targets
 from fedskew.engine.augment import Augment, check_images
 from fedskew.engine.device import Precision, pick_device
+from fedskew.engine.input_rows import InputRows, Inputs, inputs_of
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.engine.sharing import WHOLE
 from fedskew.models.layout import Layout, head_module, layout
 from fedskew.models.low_rank import offset_names
 from fedskew.models.parameters import trainable
-from fedskew.models.tokens import as_input
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
@@ -95,7 +95,7 @@ class Job:
     """
 
     model: nn.Module
-    x: Tensor
+    x: Inputs
     y: Tensor
     partition: Partition
     algorithm: Algorithm
@@ -157,8 +157,10 @@ class Job:
         return torch.from_numpy(self.partition.rows).to(self.y.device)
 
     @cached_property
-    def images_channels_last(self) -> Tensor:
+    def images_channels_last(self) -> Inputs:
         """Return the images as ``[row, height, width, channel]``, the layout that convolutions read fastest."""
+        if isinstance(self.x, InputRows):
+            return self.x.with_channels_last()
         return self.x.movedim(1, -1).contiguous()
 
     @cached_property
@@ -215,7 +217,7 @@ def make_job(
         targets = dtype
     else:
         targets = torch.from_numpy(rows.y[:0]).dtype
-    x = as_input(model, torch.from_numpy(rows.x), dtype).to(device)
+    x = inputs_of(model, rows.x, dtype, device)
     y = torch.from_numpy(rows.y).to(device, targets)
     return Job(
         model.to(device=device, dtype=dtype),

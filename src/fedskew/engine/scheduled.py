@@ -19,6 +19,7 @@ from fedskew.core.trees import Tensors, copied, tensors_of
 from fedskew.engine.augment import augment, schedule_moves
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
+from fedskew.engine.input_rows import reads_rows
 from fedskew.engine.job import Job, ModelState, ScheduleResult
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
@@ -81,7 +82,8 @@ class _Trainer:
     def _captures(self, steps: int) -> bool:
         """Return whether so many steps of one shape are worth a CUDA graph."""
         on_gpu = self.job.x.device.type == "cuda"
-        return on_gpu and steps >= 2 * _STEPS_AT_ONCE and not self.reset_optimizer
+        worth_it = on_gpu and steps >= 2 * _STEPS_AT_ONCE and not self.reset_optimizer
+        return worth_it and not reads_rows(self.job.x)
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Take the steps one by one; the rows of many steps are gathered at once, which is faster than row by row."""

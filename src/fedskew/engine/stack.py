@@ -20,6 +20,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied
 from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.features import no_class_sums
+from fedskew.engine.input_rows import Inputs
 from fedskew.engine.job import (
     ANSWER,
     CANDIDATES,
@@ -89,7 +90,7 @@ class Stack:
         self.hooks = StackHooks(job, self.layers, joint)
         self.step = StackStep(job, self.layers, self.hooks, own_lr)
         self.channels_last = channels_last
-        self.x = job.x
+        self.x: Inputs = job.x
         if channels_last:
             self.x = job.images_channels_last
         self.given: Tree = {}

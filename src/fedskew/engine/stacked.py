@@ -24,6 +24,7 @@ from fedskew.core.trees import Tensors, Tree, rows_of, stacked
 from fedskew.engine.captured import CapturedStack
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import in_threads, products_in, random_layers
+from fedskew.engine.input_rows import Inputs, reads_rows
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
@@ -179,7 +180,8 @@ class Stacked:
         """Return a stack with room for the plan: one that is there from an earlier round, or a new one."""
         known = (id(job.model), id(job.x), repr(job.algorithm), joint, own_lr, tuple(plan.numbers))
         stacks = self._stacks.setdefault(known, [])
-        if job.x.device.type == "cpu":
+        # A graph cannot ask the host for rows
+        if job.x.device.type == "cpu" or reads_rows(job.x):
             if not stacks:
                 stacks.append(Stack(job, joint=joint, own_lr=own_lr))
             return stacks[0]
@@ -255,7 +257,7 @@ class Stacked:
 _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
 
-def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
+def can_be_stacked(model: nn.Module, x: Inputs) -> bool:
     """Return whether all layers run under ``vmap`` without a slow fallback (an LSTM does not); tested once a model."""
     if model not in _stackable:
         rows = x[:1].repeat(2, 2, *(1,) * (x.dim() - 1))

@@ -17,6 +17,7 @@ from fedskew.core.registry import options_of
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree, rows_of
 from fedskew.data.partition import Partition
+from fedskew.engine.input_rows import Inputs, joined
 from fedskew.engine.job import Job, Start, Updates
 from fedskew.engine.joint_plan import OPTION, JointPlan
 from fedskew.engine.plan import Plan
@@ -175,7 +176,7 @@ def _joint_job(
 
     Runs on the same rows share them, and those on the same partition share its clients.
     """
-    x: list[Tensor] = []
+    x: list[Inputs] = []
     y: list[Tensor] = []
     rows = 0
     first_rows: dict[Hashable, int] = {}
@@ -199,7 +200,7 @@ def _joint_job(
     first = next(iter(jobs.values()))
     joint = replace(first, partition=_joined(partitions))
     if len(x) > 1:
-        joint = replace(joint, x=torch.cat(x), y=torch.cat(y))
+        joint = replace(joint, x=joined(x), y=torch.cat(y))
     return joint, begins
 
 

@@ -14,6 +14,7 @@ from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Categories, Numeric, Pipeline, Scaling, Schema
+from fedskew.data.stored_rows import whole
 from fedskew.heterogeneity.effects import (
     LEVEL,
     Effect,
@@ -293,7 +294,7 @@ def _of_schema(
     for place in chosen.tolist():
         column = schema.columns[place]
         part = slice(starts[place], starts[place + 1])
-        x = rows.x[partition.rows, part]
+        x = whole(rows.x, "measure")[partition.rows, part]
         if isinstance(column, Numeric):
             values = in_units(x[:, 0], column.mean, column.deviation)
             yield Variable(column.name, _with_gaps(values, rows, partition, place))
@@ -345,7 +346,7 @@ def _of_entry(
     rows: Rows, partition: Partition, entry: int, names: Sequence[str], scaling: Scaling | None
 ) -> Iterator[Variable]:
     """Yield a column of numbers; or the mean and the deviation, over each row, of a channel of images or windows."""
-    x = rows.x[partition.rows, entry]
+    x = whole(rows.x, "measure")[partition.rows, entry]
     offset = 0.0
     factor = 1.0
     if scaling:

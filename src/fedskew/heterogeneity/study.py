@@ -13,6 +13,7 @@ from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Schema
+from fedskew.data.stored_rows import whole
 from fedskew.heterogeneity.coded import Coded, Columns, code_labels
 from fedskew.heterogeneity.gaps import TableGaps
 from fedskew.heterogeneity.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
@@ -79,7 +80,7 @@ class Study:
     @cached_property
     def columns(self) -> Columns:
         """Return the features to compare."""
-        x = self.rows.x.reshape(len(self.rows), -1)
+        x = whole(self.rows.x, "measure").reshape(len(self.rows), -1)
         low, high = _range(x, self.partition.rows)
         varying = np.flatnonzero(high > low)
         wanted = self.options.features

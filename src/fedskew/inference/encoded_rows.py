@@ -10,6 +10,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
 from fedskew.data.federation import Federation
 from fedskew.data.schema import Numeric, Pipeline, Scaling, Schema
+from fedskew.data.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,9 @@ def refuse_rows_of(fed: Federation, data: Any) -> None:
     if not any(pipeline.offset) and set(pipeline.factor) == {1.0}:
         return
     for rows in (fed.train, fed.test, fed.validation):
-        if rows is not None and np.may_share_memory(rows.x, data):
+        if rows is None or isinstance(rows.x, StoredRows):
+            continue  # which hold no features
+        if np.may_share_memory(rows.x, data):
             raise _refusal("the data")
 
 

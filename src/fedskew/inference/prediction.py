@@ -191,7 +191,8 @@ def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Fe
     if not pipeline.window:
         return encoded
     rows = Rows(encoded, np.zeros(len(encoded), dtype=np.int64))
-    return cut_windows(rows, pipeline.window, pipeline.stride or pipeline.window, 1).x
+    windows = cut_windows(rows, pipeline.window, pipeline.stride or pipeline.window, 1)
+    return np.asarray(windows.x)
 
 
 def read_rows(path: Path, pipeline: Pipeline, written: CsvFormat = AS_RECOGNISED) -> Any:

@@ -149,7 +149,7 @@ class Stack:
     @classmethod
     def of(cls, rows: Rows) -> "Stack":
         """Return the arrays of rows in memory."""
-        arrays: dict[str, Any] = {"x": rows.x, "y": rows.y}
+        arrays: dict[str, Any] = {"x": np.asarray(rows.x), "y": rows.y}
         if rows.group is not None:
             arrays["group"] = rows.group
         if rows.series is not None:

@@ -74,7 +74,7 @@ def _pfllib(folder: Path, fed: Federation, made_by: Mapping[str, Any]) -> None:
         (folder / part).mkdir()
     for client, (train, test) in enumerate(clients):
         for part, rows in (("train", train), ("test", test)):
-            content: Any = np.array({"x": rows.x, "y": rows.y}, dtype=object)
+            content: Any = np.array({"x": np.asarray(rows.x), "y": rows.y}, dtype=object)
             with (folder / part / f"{client}.npz").open("wb") as file:
                 np.savez_compressed(file, data=content)
         statistics.append(_class_counts(np.concatenate([train.y, test.y])))
@@ -94,11 +94,11 @@ def _pfllib(folder: Path, fed: Federation, made_by: Mapping[str, Any]) -> None:
 def _fl_bench(folder: Path, fed: Federation, made_by: Mapping[str, Any]) -> None:
     """Write data.npy, targets.npy and partition.pkl, as for the data set synthetic, with the files of settings."""
     clients = ClientRows.of(fed, "fl-bench")
-    x, y = clients.train.x, clients.train.y
+    x, y = np.asarray(clients.train.x), clients.train.y
     first_test = 0
     if clients.test is not clients.train:
         first_test = len(y)
-        x = np.concatenate([x, clients.test.x])
+        x = np.concatenate([x, np.asarray(clients.test.x)])
         y = np.concatenate([y, clients.test.y])
     np.save(folder / "data.npy", x)
     np.save(folder / "targets.npy", y)
@@ -132,7 +132,7 @@ def _leaf(folder: Path, fed: Federation, made_by: Mapping[str, Any]) -> None:
     users: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
     for name, (train, test) in zip(fed.client_names, clients, strict=True):
         for part, rows in (("train", train), ("test", test)):
-            x = rows.x.reshape(len(rows), -1)
+            x = np.asarray(rows.x).reshape(len(rows), -1)
             users[part][name] = {"x": x.tolist(), "y": rows.y.tolist()}
     for part, data in users.items():
         (folder / part).mkdir()

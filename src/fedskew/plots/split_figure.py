@@ -253,9 +253,8 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
 
 def _values(fed: Federation, feature: int, rows: Ints) -> Floats:
     step = max(len(rows) // _VALUES_DRAWN, 1)
-    values: Floats = fed.train.x.reshape(len(fed.train), -1)[rows[::step], feature].astype(
-        np.float64
-    )
+    x = fed.train.x[rows[::step]]
+    values: Floats = x.reshape(len(x), -1)[:, feature].astype(np.float64)
     return values
 
 

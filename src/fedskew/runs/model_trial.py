@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ _ROWS = 8  # that are tried
 def try_model(module: nn.Module, fed: Federation, task: Task) -> None:
     """Raise an error for a model that cannot answer the rows of the data, or cannot learn from them."""
     dtype = next(iter(trainable(module).values())).dtype
-    rows = as_input(module, torch.from_numpy(fed.train.x[:_ROWS].copy()), dtype)
+    rows = as_input(module, torch.from_numpy(np.array(fed.train.x[:_ROWS])), dtype)
     y = torch.from_numpy(fed.train.y[: len(rows)].copy())
     if y.is_floating_point():
         y = y.to(dtype)

@@ -12,6 +12,7 @@ from fedskew.core.trees import Tensors
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.inference import Inference
+from fedskew.engine.input_rows import Inputs
 from fedskew.engine.stacked import can_be_stacked
 from fedskew.tasks.task import Task
 
@@ -51,7 +52,7 @@ def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, 
 class ModelRunner:
     """Runs models of one architecture on rows, one by one or many in a stack."""
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Inputs) -> None:
         self.inference = Inference(model, x)
         self._model = model
         self._x = x
@@ -73,7 +74,7 @@ class ModelRunner:
 class EvaluatedRows:
     """Rows and their targets on the device, with the scores that models have on them."""
 
-    def __init__(self, runner: ModelRunner, task: Task, x: Tensor, y: Tensor) -> None:
+    def __init__(self, runner: ModelRunner, task: Task, x: Inputs, y: Tensor) -> None:
         self.runner = runner
         self.task = task
         self.x = x

@@ -14,8 +14,8 @@ from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.engine.input_rows import placed
 from fedskew.engine.job import Job
-from fedskew.models.tokens import tokens
 from fedskew.server.evaluated_rows import (
     EvaluatedRows,
     Found,
@@ -203,10 +203,8 @@ class Evaluator:
         self._triggered: Tensor | None = None  # test rows for ``_backdoor_success``
 
     def _placed(self, rows: Rows) -> EvaluatedRows:
-        x = torch.from_numpy(rows.x)
-        if not self._train.x.is_floating_point():
-            x = tokens(x)
-        x = x.to(self._train.x)
+        like = self._train.x
+        x = placed(rows.x, like.dtype, like.device)
         y = torch.from_numpy(rows.y).to(self._train.y)
         return EvaluatedRows(self._runner, self.task, x, y)
 
@@ -334,7 +332,7 @@ class Evaluator:
         """Return the share of the test rows of other classes that are taken for the target; None without such rows."""
         if self._triggered is None:
             rows = door.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
-            self._triggered = torch.from_numpy(rows).to(self._train.x)
+            self._triggered = torch.from_numpy(rows).to(self._train.x.device, self._train.x.dtype)
         x = self._triggered
         if not len(x):
             return None

@@ -18,6 +18,7 @@ from fedskew.core.plugins import imported
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
+from fedskew.data.stored_rows import whole
 from fedskew.data.targets import Targets
 from fedskew.engine.device import pick_device
 from fedskew.engine.job import make_job
@@ -111,7 +112,8 @@ class Numbers:
         """Return what the workers of a server are sent."""
         rows, partition = server.rows, server.job.partition
         tensors = [value.detach().cpu() for value in _tensors(server.model)]
-        return cls(rows.x, rows.y, partition.rows, partition.offsets, tensors)
+        x = whole(rows.x, "workers: each of them")
+        return cls(x, rows.y, partition.rows, partition.offsets, tensors)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import moments
+from fedskew.data.stored_rows import AnyRows
 from fedskew.skew.assignment import assign_rest, check_clients, check_labels, equal_parts, placed
 from fedskew.skew.columns import columns
 from fedskew.skew.skews import skews
@@ -62,7 +63,7 @@ def sfdl(
     return Partition.from_owner(assign_rest(owner, clients, substream(stream, 2)), clients)
 
 
-def row_clusters(x: Features, clusters: int | None, stream: Stream) -> Ints:
+def row_clusters(x: AnyRows, clusters: int | None, stream: Stream) -> Ints:
     """Return the cluster of every row."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

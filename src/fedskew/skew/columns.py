@@ -8,13 +8,14 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.readers.arrays import moments
+from fedskew.data.stored_rows import AnyRows, whole
 
 _SAME = 1e-5  # relative difference up to which variances are equal
 
 
-def columns(x: Features) -> Features:
+def columns(x: AnyRows) -> Features:
     """Return features of any shape as a table."""
-    return x.reshape(len(x), -1)
+    return whole(x, "a skew by features").reshape(len(x), -1)
 
 
 def units(rows: Rows) -> Floats:

@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedskew.core.config import AUTO, Experiment
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, options_of, parse
 from fedskew.core.streams import Ints, Stream
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
-from fedskew.data.item_datasets import collected, datasets_of_clients, gives_items, of_clients
+from fedskew.data.item_datasets import (
+    collected,
+    datasets_of_clients,
+    gives_items,
+    has_named_columns,
+    of_clients,
+    of_columns,
+    when_used,
+)
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
@@ -36,7 +44,8 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
 
     Args:
         spec: a name with options, as text or table, or a path (.csv, .parquet, .npz, a pattern or a folder of these, a
-            folder of images); or a data frame of pandas, or several by the names of their clients
+            folder of images); or a data frame of pandas, or several by the names of their clients; or a data set of
+            Hugging Face with ``label`` and perhaps ``group``, whose one other column is read when rows of it are used
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
         options: options that are not written in the name: ``load("my.csv", label="y")``; a data frame has those of a
@@ -46,6 +55,11 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
+    if has_named_columns(spec):
+        unused = sorted(set(options) - {"label", "group"})
+        if unused:
+            raise unknown("option of a data set of Hugging Face", unused[0], ("label", "group"))
+        return from_arrays(of_columns("data set", spec, **_columns(options)), **valid)
     is_frame = hasattr(spec, "columns")
     is_several_frames = isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)
     if is_frame or is_several_frames:
@@ -62,6 +76,11 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
         "split_seed": valid["seed"],
     }
     return replace(data, recipe=recipe)
+
+
+def _columns(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which columns hold the label and the group; None for one that was not given."""
+    return {"label": options.get("label"), "group": options.get("group")}
 
 
 def _with_options(
@@ -104,12 +123,15 @@ def split(
     task: "str | Mapping[str, Any] | Task" = AUTO,
     bins: int | None = None,
     classes: "int | Sequence[str] | None" = None,
+    lazy: bool = False,
 ) -> Federation:
     """Partition a data set into clients.
 
     Args:
         data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with
-            ``label``; or a map-style data set of PyTorch; or such a data set of each client, in a list or by name
+            ``label``; or a map-style data set of PyTorch; or such a data set of each client, in a list or by name; or a
+            data set of Hugging Face with ``label``. A memory-mapped x, or any object with shape, dtype, a length and
+            rows by an array of their numbers, is not read here: a round reads the rows of its clients
         skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may
             add treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``; by default ``dirichlet:alpha=0.2``,
             or ``natural`` where the data comes with its clients
@@ -132,6 +154,8 @@ def split(
             numbers, or the most frequent combinations of labels
         classes: of arrays, a data frame or a data set of PyTorch, how many classes there are, 0 … K-1, or their names,
             where some may have no row (a vocabulary); by default those with rows
+        lazy: read the items of data sets of PyTorch when they are used, instead of collecting them in memory; their
+            labels are ``targets`` or ``labels`` where they have these, and else every item is read once for its label
 
     >>> fed = split(load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
     >>> fed.clients, len(fed.partition.rows)
@@ -150,9 +174,14 @@ def split(
     clients, seed, client_test, client_validation, validation, unseen, bins = given.values()
     own = datasets_of_clients(data)
     if own is not None:
-        data = of_clients("data sets", own)
+        data = of_clients("data sets", own, lazy)
         if skew == AUTO:
             skew = "natural"
+    elif has_named_columns(data):
+        data = of_columns("data set", data, label, group)
+        label = group = None
+    elif lazy:
+        data = when_used("data set", _items(data))
     dataset = _dataset(data, label, group, task, validation, seed, classes).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
@@ -187,6 +216,16 @@ def split(
     if not unseen:
         return whole
     return _without_unseen(whole, unseen, seed)
+
+
+def _items(data: Any) -> Any:
+    """Return a data set that gives its rows one by one; other data cannot be lazy."""
+    if not gives_items(data):
+        raise FedskewError(
+            "lazy=True is for map-style data sets of PyTorch: of arrays, give a memory-mapped x "
+            "(np.load(..., mmap_mode='r')), and leave it out"
+        )
+    return data
 
 
 def _without_unseen(whole: Federation, share: float, seed: int) -> Federation:

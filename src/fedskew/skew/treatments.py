@@ -11,6 +11,7 @@ from fedskew.core.registry import NonNegative, Positive, Share
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
+from fedskew.data.stored_rows import whole
 from fedskew.skew.skews import treatments
 
 _CHUNK = 1 << 20  # random numbers drawn at a time
@@ -39,7 +40,7 @@ def noise(
     level[partition.rows] = np.repeat(
         sigma * np.arange(1, partition.clients + 1) / partition.clients, partition.sizes
     )
-    x = rows.x.copy()
+    x = whole(rows.x, "treatment noise").copy()
     generator = stream.generator()
     step = max(1, _CHUNK // max(1, x[:1].size))
     for start in range(0, len(x), step):

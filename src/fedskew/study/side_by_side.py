@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 from fedskew.core.errors import DivergedError, Interrupted
 from fedskew.core.trees import size_in_bytes
 from fedskew.engine.device import computing
+from fedskew.engine.input_rows import InputRows
 from fedskew.engine.job import Updates
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Asked, Together
@@ -163,6 +164,8 @@ def _fit_one_stack(server: Server, first: Server) -> bool:
 
     Class weights that follow from the rows are part of the task.
     """
+    if server.fed.train is not first.fed.train and (_is_stored(server) or _is_stored(first)):
+        return False  # stored rows are shared, and not joined
     return (
         server.job.x.shape[1:] == first.job.x.shape[1:]
         and server.least == first.least
@@ -171,6 +174,11 @@ def _fit_one_stack(server: Server, first: Server) -> bool:
         and server.algorithm.requires == first.algorithm.requires
         and server.algorithm.batchnorm == first.algorithm.batchnorm
     )
+
+
+def _is_stored(server: Server) -> bool:
+    """Return whether the rows of a run stay as they are stored, and are no tensor of the run's precision."""
+    return isinstance(server.job.x, InputRows)
 
 
 def _tried(part: Callable[[], Result]) -> Result | Exception:

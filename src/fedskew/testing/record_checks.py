@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
 
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.contract import overridden
@@ -245,6 +246,7 @@ def _without_poisoned(trained: Trained) -> Tensors:
 def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
     server = lab.server(scene, engine, per_round=None)
     x = server.job.x  # the server's copy in float64; data with NaN would be refused
+    assert isinstance(x, Tensor)
     x[torch.from_numpy(server.trained_on.of(POISONED)).to(x.device)] = torch.nan
     return Trained(server, [server.advance() for _ in range(2)])
 

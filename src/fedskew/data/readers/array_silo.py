@@ -74,7 +74,7 @@ class ArraySilo:
         """Return the moments of some columns or channels, by their numbers."""
         # What is too large is refused when all are added up
         with np.errstate(over="ignore", invalid="ignore"):
-            moments = moments_of(self.train.x, merged=True)
+            moments = moments_of(np.asarray(self.train.x), merged=True)
         by_title = {str(number): column for number, column in enumerate(moments)}
         for title in fills:
             if title not in by_title:
@@ -102,7 +102,7 @@ class ArraySilo:
         y = rows.y
         if scaling.label.target == "class":
             y = numbers_of(self._classes, scaling.label.classes)[y]
-        return Rows(scaling.encode(rows.x), y, np.zeros(len(rows), dtype=np.int64))
+        return Rows(scaling.encode(np.asarray(rows.x)), y, np.zeros(len(rows), dtype=np.int64))
 
 
 def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], dict[Any, int]]:

@@ -15,9 +15,12 @@ from fedskew.data.duplicates import duplicates_sentence
 from fedskew.data.fitting import ColumnFacts, Description, Moments
 from fedskew.data.readers.windows import split_series
 from fedskew.data.schema import Label, Numeric, Scaling, Schema, chunks
+from fedskew.data.stored_rows import AnyRows, StoredRows, are_pixels, taken
 from fedskew.data.targets import DEFAULT_BINS, Target
 
 Numbers: TypeAlias = NDArray[Any]
+
+_SAMPLE = 4_096  # stored rows from which a standardisation is fitted
 
 PixelScale: TypeAlias = Literal["standard", "unit"]
 
@@ -80,7 +83,7 @@ class Arrays:
             features=self.features,
             notes=self.notes
             + self._split_notes(train.target)
-            + self._scale_notes(offset, factor, train.x.ndim),
+            + self._scale_notes(offset, factor, train.x),
             silos=described,
             differences=differences(comparable(scaling), described),
         )
@@ -103,7 +106,7 @@ class Arrays:
         """Return what each client tells about itself: its classes and, of a table, the quartiles of its columns."""
         clients = []
         for number, own in enumerate(self._pieces(train)):
-            x = train.x[own]
+            x = np.asarray(taken(train.x, own))
             columns: dict[str, ColumnFacts] = {}
             if x.ndim == 2:
                 columns = _column_facts(x, self.features)
@@ -154,13 +157,24 @@ class Arrays:
         offset = np.zeros(x.shape[1])
         factor = np.full(x.shape[1], 1 / self.full_scale)
         if self.scaled is not None:
-            parts = [x]
-            if self.silos:
-                parts = [x[rows] for rows in self._pieces(train)]
-            mean, deviation = moments(*parts)
+            mean, deviation = moments(*self._fitted_on(train))
             offset[self.scaled] = mean[self.scaled]
             factor[self.scaled] = factor_of(deviation)[self.scaled]
         return offset, factor
+
+    def _fitted_on(self, train: Rows) -> list[Numbers]:
+        """Return the features to which a standardisation is fitted: of stored rows a sample, else all, by client."""
+        x = train.x
+        if isinstance(x, StoredRows) and x.in_memory:
+            return [np.asarray(x.source)]
+        if isinstance(x, StoredRows):
+            return [x.sample(_SAMPLE)]
+        if not self.silos:
+            return [x]
+        parts: list[Numbers] = []
+        for rows in self._pieces(train):
+            parts.append(x[rows])
+        return parts
 
     def _split_notes(self, target: Target) -> tuple[str, ...]:
         if not isinstance(self.test, Split):
@@ -172,14 +186,19 @@ class Arrays:
             note += ", by each client for itself"
         return (note,)
 
-    def _scale_notes(self, offset: Floats, factor: Floats, dimensions: int) -> tuple[str, ...]:
+    def _scale_notes(self, offset: Floats, factor: Floats, x: AnyRows) -> tuple[str, ...]:
+        dimensions = x.ndim
         if self.scaled is None or not self.scaled.any():
+            if isinstance(x, StoredRows) and are_pixels(x):
+                return ("pixels are bytes, and divided by 255 when they are used",)
             return ()
         count = int(self.scaled.sum())
         what = "columns"
         if dimensions > 2:
             what = "channels"
         note = f"{count} of {len(self.scaled)} {what} standardised with the mean and deviation of the training rows"
+        if isinstance(x, StoredRows) and not x.in_memory and len(x) > _SAMPLE:
+            note = note.replace("the training rows", f"{_SAMPLE:,} training rows")
         if dimensions > 2 and count <= 3:
             means = _four_digits(offset[self.scaled] / self.full_scale)
             deviations = _four_digits(1 / factor[self.scaled] / self.full_scale)
@@ -188,6 +207,8 @@ class Arrays:
 
 
 def _encoded(rows: Rows, scaling: Scaling) -> Rows:
+    if isinstance(rows.x, StoredRows):
+        return replace(rows, x=replace(rows.x, scaling=scaling))
     return replace(rows, x=scaling.encode(rows.x))
 
 
@@ -205,14 +226,14 @@ def _four_digits(values: Floats) -> str:
     return ", ".join(f"{value:.4f}" for value in values)
 
 
-def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
+def scaled_pixels(x: AnyRows | Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
     """Return the channels of images to standardise: all of them, or none where pixels are between 0 and 1."""
     if scale == "standard":
         return everything(x)
     return None
 
 
-def everything(x: Numbers) -> NDArray[np.bool_]:
+def everything(x: AnyRows | Numbers) -> NDArray[np.bool_]:
     """Return the mask that standardises every column or channel of these rows."""
     return np.ones(x.shape[1], dtype=np.bool_)
 
@@ -289,11 +310,17 @@ def _along_second_axis(values: Floats, dimensions: int) -> Floats:
     return values.reshape((1, -1) + (1,) * (dimensions - 2))
 
 
-def _refuse_nan(where: str, x: Numbers) -> None:
-    if x.dtype.kind != "f":
+def _refuse_nan(where: str, x: AnyRows) -> None:
+    if isinstance(x, StoredRows):
+        if not x.in_memory:
+            return  # every row is checked when it is read
+        values: Numbers = np.asarray(x.source)
+    else:
+        values = x
+    if values.dtype.kind != "f":
         return
-    for rows in chunks(x):
-        good = np.isfinite(x[rows]).reshape(len(x[rows]), -1).all(axis=1)
+    for rows in chunks(values):
+        good = np.isfinite(values[rows]).reshape(len(values[rows]), -1).all(axis=1)
         if not good.all():
             first = rows.start + int(np.argmin(good))
             raise FedskewError(f"{where}: row {first} holds NaN or infinity; fill or drop it")

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpacked_limit
 from fedskew.core.registry import AtLeastOne, NonNegative
 from fedskew.data.cells import label_columns, need_column
-from fedskew.data.convert import part_from, split_parts
+from fedskew.data.convert import arrays_of, part_from, split_parts
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.dates import AsNumbers
 from fedskew.data.duplicates import Duplicates
@@ -173,6 +174,67 @@ def npz(
     if standardize:
         scaled = everything(train.x)
     return Arrays(rows[0], test_rows, names, groups, train.features, scaled=scaled, counted=True)
+
+
+@datasets.register("npy")
+def npy(
+    *,
+    path: str,
+    test: TestShare = 0.2,
+    split_seed: int = 0,
+    standardize: bool = False,
+    target: Target = "class",
+    classes: Annotated[int | None, AtLeastOne] = None,
+) -> Arrays:
+    """Your own arrays that do not fit into memory: a folder with x.npy, y.npy, perhaps group.npy (and x_test.npy, …).
+
+    x is read when rows of it are used, y and group at once. The first axis of x is the rows, the second the columns of
+    a table or the channels of images and signals. Of images of bytes (uint8), 255 becomes 1.
+
+    Args:
+        path: the folder
+        test: share of the rows held out for test, in proportion within every class (and group)
+        split_seed: seed of the split
+        standardize: bring every column or channel to mean 0 and deviation 1, those of a sample of training rows
+        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        classes: how many classes there are, 0 … K-1, where some may have no row; by default those with rows
+    """
+    folder = Path(path).expanduser()
+    tested = None
+    if (folder / "x_test.npy").exists():
+        tested = _mapped(folder, "_test")
+    return arrays_of(
+        str(folder),
+        _mapped(folder, ""),
+        tested,
+        Split("test", test, split_seed),
+        standardize=standardize,
+        target=target,
+        classes=classes,
+    )
+
+
+def _mapped(folder: Path, ending: str) -> tuple[Any, ...]:
+    """Return x, which stays in its file, y and perhaps the groups of a folder."""
+    files = [folder / f"x{ending}.npy", folder / f"y{ending}.npy"]
+    group = folder / f"group{ending}.npy"
+    if group.exists():
+        files.append(group)
+    arrays: list[Any] = []
+    for file in files:
+        if not file.exists():
+            raise FedskewError(
+                f"{folder} has no {file.name}: it needs x{ending}.npy and y{ending}.npy"
+            )
+        with reading(file):
+            try:
+                arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
+            except ValueError as problem:
+                raise FedskewError(
+                    f"{file} is not an array of numbers or text: {problem}"
+                ) from None
+    x, *others = arrays
+    return x, *(np.array(other) for other in others)
 
 
 def read_table(

@@ -1,0 +1,224 @@
+"""Features that stay as they are stored (bytes, half precision, a file) until rows of them are used."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.data.schema import Features, Scaling
+
+MOST_WHOLE = 1 << 30  # bytes of float32 that all rows may take where a step needs them together
+_SAMPLED = 256  # rows of a fingerprint
+_HALVES = np.dtype(np.float16)
+_BYTES = np.dtype(np.uint8)
+
+
+class Source(Protocol):
+    """What rows are read from: an array, a memory-mapped file, or any object with these four."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape, rows first."""
+
+    @property
+    def dtype(self) -> Any:
+        """Return the type of the numbers, as NumPy has it."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def __getitem__(self, index: Ints) -> NDArray[Any]:
+        """Return the rows at these positions, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Rows of a source, which are features (float32) where they are read; nothing is read before.
+
+    Args:
+        source: what rows are read from
+        name: of the data, for errors
+        chosen: which rows of the source these are; None for all
+        scaling: how they become features; None where they are features as they are
+    """
+
+    source: Source
+    name: str
+    chosen: Ints | None = None
+    scaling: Scaling | None = None
+
+    def __len__(self) -> int:
+        if self.chosen is None:
+            return len(self.source)
+        return len(self.chosen)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the features, rows first."""
+        return (len(self), *self.source.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """Return how many axes the features have, with that of the rows."""
+        return len(self.source.shape)
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """Return the type of the features."""
+        return np.dtype(np.float32)
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """Return the type of the numbers in the source."""
+        dtype: np.dtype[Any] = np.dtype(self.source.dtype)
+        return dtype
+
+    @property
+    def in_memory(self) -> bool:
+        """Return whether the source is an array in memory, whose values were checked."""
+        return isinstance(self.source, np.ndarray) and not isinstance(self.source, np.memmap)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the memory that the rows take."""
+        if self.in_memory:
+            return math.prod(self.shape) * self.stored.itemsize
+        if self.chosen is None:
+            return 0
+        return self.chosen.nbytes
+
+    def take(self, index: Ints) -> "StoredRows":
+        """Return the rows at these positions; rows that are not in memory stay where they are."""
+        if self.in_memory:
+            return replace(self, source=self.source[index])
+        return replace(self, chosen=self._numbers(index))
+
+    def __getitem__(self, index: Any) -> Features:
+        if isinstance(index, (int, np.integer)):
+            one: Features = self[np.array([index])][0]
+            return one
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        return self.encoded(self.raw(index))
+
+    def __array__(self, dtype: "DTypeLike | None" = None, copy: bool | None = None) -> NDArray[Any]:
+        return whole(self, f"{self.name}: a step").astype(dtype or np.float32, copy=False)
+
+    def raw(self, index: Ints) -> NDArray[Any]:
+        """Return rows as they are stored; a row of another shape, or with NaN, is an error that names it."""
+        numbers = self._numbers(index)
+        read = np.asarray(self.source[numbers])
+        if read.shape != (len(numbers), *self.source.shape[1:]):
+            raise FedskewError(
+                f"{self.name}: {len(numbers)} rows from row {numbers[:1]} on were read with shape {read.shape}, "
+                f"expected {(len(numbers), *self.source.shape[1:])}: correct __getitem__ or shape"
+            )
+        if read.dtype.kind not in "biuf":
+            raise FedskewError(
+                f"{self.name}: row {numbers[:1]} was read as {read.dtype}, expected {self.stored}"
+            )
+        if not self.in_memory and read.dtype.kind == "f":
+            good = np.isfinite(read).reshape(len(read), -1).all(axis=1)
+            if not good.all():
+                bad = int(numbers[np.argmin(good)])
+                raise FedskewError(f"{self.name}: row {bad} holds NaN or infinity: clean it")
+        return read
+
+    def sample(self, most: int) -> NDArray[Any]:
+        """Return at most so many rows as they are stored, at even steps."""
+        return self.raw(_at_even_steps(len(self), most))
+
+    def fingerprint(self) -> bytes:
+        """Return bytes that tell these rows from others by shape, type, scaling and a few hundred rows."""
+        facts = repr((self.shape, self.stored.str, self.scaling))
+        values = np.ascontiguousarray(self.sample(_SAMPLED))
+        return facts.encode() + values.tobytes()
+
+    def _numbers(self, index: Ints) -> Ints:
+        """Return the numbers of rows in the source."""
+        index = np.asarray(index)
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        if self.chosen is None:
+            return index
+        numbers: Ints = self.chosen[index]
+        return numbers
+
+    def encoded(self, read: NDArray[Any]) -> Features:
+        """Return rows that were read as features."""
+        if self.scaling is None:
+            return read.astype(np.float32)
+        return self.scaling.encode(read)
+
+
+AnyRows: TypeAlias = Features | StoredRows
+
+
+def whole(x: AnyRows, what: str) -> Features:
+    """Return all features in memory; an error where they are read from elsewhere and take too much of it.
+
+    ``what`` needs them together, such as "skew wgc".
+    """
+    if not isinstance(x, StoredRows):
+        return x
+    size = 4 * math.prod(x.shape)
+    if size > MOST_WHOLE:
+        raise FedskewError(
+            f"{what} needs all features in memory, and {len(x):,} rows of shape {x.shape[1:]} take "
+            f"{size / 2**30:.1f} GB there (at most {MOST_WHOLE / 2**30:g}): give fewer rows, such as x[:10_000], or "
+            "take a skew by labels or sizes"
+        )
+    return x[:]
+
+
+def taken(x: AnyRows, index: Ints) -> AnyRows:
+    """Return the features at these positions; of stored rows none is read."""
+    if isinstance(x, StoredRows):
+        return x.take(index)
+    return x[index]
+
+
+def is_source(x: Any) -> bool:
+    """Return whether rows are to be read when they are used: a memory-mapped file, or an object like an array."""
+    if isinstance(x, np.memmap):
+        return True
+    if hasattr(x, "__array__") or hasattr(x, "detach") or hasattr(x, "columns"):
+        return False
+    return all(hasattr(x, name) for name in ("shape", "dtype", "__len__", "__getitem__"))
+
+
+def stored(name: str, x: Source) -> StoredRows:
+    """Return the rows of a source; an error for what cannot be features."""
+    kind = np.dtype(x.dtype).kind
+    if kind not in "biuf":
+        raise FedskewError(f"{name}: x holds {x.dtype} values, not numbers")
+    if len(x.shape) < 2:
+        raise FedskewError(
+            f"{name}: x of shape {x.shape} has no features; use shape (rows, 1) for a single feature"
+        )
+    if not math.prod(x.shape):
+        raise FedskewError(f"{name}: x of shape {x.shape} is empty")
+    if len(x) != x.shape[0]:
+        raise FedskewError(f"{name}: x of shape {x.shape} has {len(x)} rows: correct its shape")
+    return StoredRows(x, name)
+
+
+def stays_as_it_is(x: NDArray[Any]) -> bool:
+    """Return whether an array in memory is kept as it is: images of bytes, and numbers of half precision."""
+    return x.dtype == _HALVES or are_pixels(x)
+
+
+def are_pixels(x: "NDArray[Any] | StoredRows") -> bool:
+    """Return whether rows are images of bytes (uint8, at least two axes a row), whose 255 becomes 1."""
+    dtype: np.dtype[Any] = x.dtype
+    if isinstance(x, StoredRows):
+        dtype = x.stored
+    return dtype == _BYTES and x.ndim > 2
+
+
+def _at_even_steps(rows: int, most: int) -> Ints:
+    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
