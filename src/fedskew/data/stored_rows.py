@@ -1,6 +1,7 @@
 """Features that stay as they are stored (bytes, half precision, a file) until rows of them are used."""
 
 import math
+import mmap
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +14,7 @@ from fedskew.data.schema import Features, Scaling
 
 MOST_WHOLE = 1 << 30  # bytes of float32 that all rows may take where a step needs them together
 _SAMPLED = 256  # rows of a fingerprint
+_PAGES_KEPT = 32 << 20  # bytes of a file that are read before its pages are let go
 _HALVES = np.dtype(np.float16)
 _BYTES = np.dtype(np.uint8)
 
@@ -33,6 +35,38 @@ class Source(Protocol):
 
     def __getitem__(self, index: Ints) -> NDArray[Any]:
         """Return the rows at these positions, in this order."""
+
+
+class MappedRows:
+    """A memory-mapped array; the pages of its file are let go again and again, so that they do not fill the memory."""
+
+    def __init__(self, array: "np.memmap[Any, Any]") -> None:
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self._array = np.asarray(array)
+        self._file = _file_of(array)
+        self._read = 0
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, index: Ints) -> NDArray[Any]:
+        rows = self._array[index]
+        self._read += rows.nbytes
+        if self._file is not None and self._read > _PAGES_KEPT:
+            self._file.madvise(mmap.MADV_DONTNEED)
+            self._read = 0
+        return rows
+
+
+def _file_of(array: "np.memmap[Any, Any]") -> mmap.mmap | None:
+    """Return the file of an array, where its pages may be let go: one that is only read, on a system that can."""
+    holder: Any = array
+    while isinstance(holder, np.ndarray):
+        holder = holder.base
+    if array.mode != "r" or not isinstance(holder, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    return holder
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +114,7 @@ class StoredRows:
     @property
     def in_memory(self) -> bool:
         """Return whether the source is an array in memory, whose values were checked."""
-        return isinstance(self.source, np.ndarray) and not isinstance(self.source, np.memmap)
+        return isinstance(self.source, np.ndarray)
 
     @property
     def nbytes(self) -> int:
@@ -204,6 +238,8 @@ def stored(name: str, x: Source) -> StoredRows:
         raise FedskewError(f"{name}: x of shape {x.shape} is empty")
     if len(x) != x.shape[0]:
         raise FedskewError(f"{name}: x of shape {x.shape} has {len(x)} rows: correct its shape")
+    if isinstance(x, np.memmap):
+        x = MappedRows(x)
     return StoredRows(x, name)
 
 

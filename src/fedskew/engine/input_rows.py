@@ -103,11 +103,12 @@ class InputRows:
 
     def _features(self, stored: Tensor) -> Tensor:
         """Return numbers of bytes or of half or single precision as inputs."""
-        x = stored.to(torch.float32)
+        scales = self._offset is not None or self._factor is not None
+        x = stored.to(torch.float32, copy=scales)
         if self._offset is not None:
-            x = x - self._offset
+            x -= self._offset
         if self._factor is not None:
-            x = x * self._factor
+            x *= self._factor
         return self._input(x)
 
     def _input(self, x: Tensor) -> Tensor:

@@ -71,6 +71,26 @@ class ModelRunner:
         return max(1, STACKED_BYTES // self._cost.bytes_per_client)
 
 
+class _Collected:
+    """Values of many rows, written into one tensor batch by batch.
+
+    Small tensors that stay between the large ones of batches would leave holes in memory, which grow with the rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.values = torch.empty(0)
+        self._rows = rows
+        self._at = 0
+
+    def add(self, values: Tensor) -> None:
+        """Write the values of the next rows."""
+        if not self._at:
+            self.values = values.new_empty(self._rows, *values.shape[1:])
+        end = self._at + len(values)
+        self.values[self._at : end] = values
+        self._at = end
+
+
 class EvaluatedRows:
     """Rows and their targets on the device, with the scores that models have on them."""
 
@@ -104,20 +124,19 @@ class EvaluatedRows:
 
     def outputs(self, state: Tensors, index: Tensor) -> Tensor:
         """Return the outputs of a model for the rows at an index."""
-        batches = []
+        every = _Collected(len(index))
         for outputs, _ in self.runner.inference.outputs(state, self.x, index):
-            batches.append(outputs)
-        return torch.cat(batches)
+            every.add(outputs)
+        return every.values
 
     def row_scores(self, state: Tensors, rows: Ints) -> tuple[Floats, Floats]:
         """Return loss and score of each of these rows, without keeping the outputs of many rows."""
-        losses = [self.x.new_empty(0)]
-        scores = [self.x.new_empty(0)]
+        losses, scores = _Collected(len(rows)), _Collected(len(rows))
         index = torch.from_numpy(rows).to(self.y.device)
         for outputs, batch in self.runner.inference.outputs(state, self.x, index):
-            losses.append(self.task.losses(outputs, self.y[batch], "none"))
-            scores.append(self.task.row_scores(outputs, self.y[batch]))
-        return on_host(torch.cat(losses)), on_host(torch.cat(scores))
+            losses.add(self.task.losses(outputs, self.y[batch], "none"))
+            scores.add(self.task.row_scores(outputs, self.y[batch]))
+        return on_host(losses.values), on_host(scores.values)
 
     def of_clients(self, state: Tensors, pieces: Sequence[Ints]) -> tuple[Floats, Floats]:
         """Return mean loss and score of one model on each client's rows."""
