@@ -148,12 +148,12 @@ class StoredRows:
         read = np.asarray(self.source[numbers])
         if read.shape != (len(numbers), *self.source.shape[1:]):
             raise FedskewError(
-                f"{self.name}: {len(numbers)} rows from row {numbers[:1]} on were read with shape {read.shape}, "
+                f"{self.name}: {len(numbers)} rows from row {numbers[0]} on were read with shape {read.shape}, "
                 f"expected {(len(numbers), *self.source.shape[1:])}: correct __getitem__ or shape"
             )
         if read.dtype.kind not in "biuf":
             raise FedskewError(
-                f"{self.name}: row {numbers[:1]} was read as {read.dtype}, expected {self.stored}"
+                f"{self.name}: row {numbers[0]} was read as {read.dtype}, expected {self.stored}"
             )
         if not self.in_memory and read.dtype.kind == "f":
             good = np.isfinite(read).reshape(len(read), -1).all(axis=1)

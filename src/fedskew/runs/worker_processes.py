@@ -52,7 +52,8 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
             "(torchrun -m fedskew run), or Python without it"
         )
     else:
-        with _started(workers, server) as group, enlisted(server, group, Numbers.of(server)):
+        numbers = Numbers.of(server)
+        with _started(workers, server) as group, enlisted(server, group, numbers):
             yield
 
 
