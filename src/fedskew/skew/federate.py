@@ -172,16 +172,9 @@ def split(
         bins=bins,
     )
     clients, seed, client_test, client_validation, validation, unseen, bins = given.values()
-    own = datasets_of_clients(data)
-    if own is not None:
-        data = of_clients("data sets", own, lazy)
-        if skew == AUTO:
-            skew = "natural"
-    elif has_named_columns(data):
-        data = of_columns("data set", data, label, group)
-        label = group = None
-    elif lazy:
-        data = when_used("data set", _items(data))
+    data, by_client = _gathered(data, lazy)
+    if by_client and skew == AUTO:
+        skew = "natural"
     dataset = _dataset(data, label, group, task, validation, seed, classes).with_bins(bins)
     if skew == AUTO:
         skew = usual_skew(dataset)
@@ -218,14 +211,19 @@ def split(
     return _without_unseen(whole, unseen, seed)
 
 
-def _items(data: Any) -> Any:
-    """Return a data set that gives its rows one by one; other data cannot be lazy."""
+def _gathered(data: Any, lazy: bool) -> tuple[Any, bool]:
+    """Return data sets of clients, and a lazy one, as arrays, other data as it is; and whether it is by client."""
+    own = datasets_of_clients(data)
+    if own is not None:
+        return of_clients("data sets", own, lazy), True
+    if not lazy or has_named_columns(data):
+        return data, False
     if not gives_items(data):
         raise FedskewError(
             "lazy=True is for map-style data sets of PyTorch: of arrays, give a memory-mapped x "
             "(np.load(..., mmap_mode='r')), and leave it out"
         )
-    return data
+    return when_used("data set", data), False
 
 
 def _without_unseen(whole: Federation, share: float, seed: int) -> Federation:
@@ -332,7 +330,10 @@ def _dataset(
                 f"classes: {data.name} was loaded, and its classes are known: leave it out"
             )
         return data
-    if gives_items(data):
+    if has_named_columns(data):
+        data = of_columns("data set", data, label, group)
+        label = group = None
+    elif gives_items(data):
         data = collected("data set", data)
     target: Target = "class"
     if task != AUTO:
