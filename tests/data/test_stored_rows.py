@@ -362,10 +362,11 @@ def test_a_data_set_with_named_columns():
 
 def test_hugging_face():
     datasets = pytest.importorskip("datasets", reason="fedskew[hf] is not installed")
-    given = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
-    fed = fs.split(
-        given.cast_column("x", datasets.Sequence(datasets.Value("float32"))), "iid", 3, label="y"
-    )
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"x": list(X), "y": Y})
+    given = datasets.Dataset(datasets.table.InMemoryTable(table), fingerprint="test")
+    fed = fs.split(given, "iid", 3, label="y")
+    assert isinstance(fed.train.x, StoredRows)
     assert same(
         fs.train(fed, "logreg", **TRAINING),
         fs.train(fs.split((X, Y), "iid", 3), "logreg", **TRAINING),
