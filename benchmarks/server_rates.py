@@ -18,9 +18,9 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.source import root
 from fedskew.models.build import ModelSpec
 
-SEEDS = range(8)
-TUNED_ON = range(8, 10)
-ROUNDS = 20
+SEEDS = range(6)
+TUNED_ON = range(6, 8)
+ROUNDS = 12
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 FEWER_RATES = (0.3, 0.1)
 CIFAR_ROWS = 4000
