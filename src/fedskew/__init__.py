@@ -98,6 +98,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.tasks.classification import Classification as Classification
     from fedskew.tasks.multilabel import Multilabel as Multilabel
     from fedskew.tasks.regression import Regression as Regression
+    from fedskew.tasks.survival import Survival as Survival
     from fedskew.tasks.task import Task as Task
     from fedskew.testing import check as check
 
@@ -122,6 +123,7 @@ _PUBLIC = {
     "Binary": "fedskew.tasks.binary",
     "Classification": "fedskew.tasks.classification",
     "Multilabel": "fedskew.tasks.multilabel",
+    "Survival": "fedskew.tasks.survival",
     "Task": "fedskew.tasks.task",
     "advise": "fedskew.advice.advise",
     "check": "fedskew.testing",

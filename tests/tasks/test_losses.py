@@ -60,7 +60,7 @@ def data(
 
 
 def test_all_of_them():
-    assert list(tasks) == ["binary", "classification", "multilabel", "regression"]
+    assert list(tasks) == ["binary", "classification", "multilabel", "regression", "survival"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -369,7 +369,7 @@ def test_outputs_for_data():
         (Binary(), 1, "have 1"),
         (Binary(), 0, "these data have none: use task=regression"),
         (Classification(), 0, "learns classes, and these data have none"),
-        (Multilabel(), 0, "learns labels, and these data have none"),
+        (Multilabel(), 0, "learns several labels per row, and these data have none"),
         (Regression(), 3, "learns numbers, and the targets of these data are 3 classes"),
         (
             Classification(class_weights=(1, 2)),

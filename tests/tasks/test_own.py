@@ -188,7 +188,7 @@ def test_targets_and_outputs_of_another_kind_are_refused(target, outputs, target
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"target": "numbers"}, "unknown target of a task 'numbers': did you mean 'number'"),
+        ({"target": "nomber"}, "unknown target of a task 'nomber': did you mean 'number'"),
         ({"outputs": 0}, "outputs=0 is not a whole number from 1"),
         ({"metrics": {}}, "metrics needs at least one function"),
         ({"metrics": {"loss": mean_distance}}, "'loss' cannot name a metric"),

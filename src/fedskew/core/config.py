@@ -43,8 +43,8 @@ class Settings:
         clip_norm: largest L2 norm of a client's gradient at a local step, over all parameters; larger ones are scaled
         augment: augmentation of images in training batches: none, a random crop after padding with 4 zeros on every
             side, a horizontal flip with probability 0.5, or both
-        task: what is learnt (fedskew list tasks); auto for classification of classes, regression of numbers and
-            multilabel of several labels per row
+        task: what is learnt (fedskew list tasks); auto for classification of classes, regression of numbers,
+            multilabel of several labels per row, sequence-regression of several numbers and next-token of tokens
         metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
             round all of them are reported anyway
         metric: metric of the task that decides which round is best and when stop_after stops, and that tables and

@@ -208,7 +208,7 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
         classes = dict(zip(data.classes, counts.tolist(), strict=True))
     elif data.target == "labels":
         classes = dict(zip(data.classes, y.sum(0).tolist(), strict=True))
-    else:
+    elif data.target == "number":
         spread = f"the target is a number from {y.min():g} to {y.max():g}, mean {y.mean():g}"
         notes = (spread, *notes)
     return Facts(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.targets import Target
+from fedskew.data.targets import MATRICES, PADDING, Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,8 +148,8 @@ def _letters(title: str) -> str:
 
 
 def label_columns(label: str, target: Target) -> tuple[str, ...]:
-    """The columns that hold the target: one, or with ``target=labels`` all that are named, ``a+b+c``."""
-    if target == "labels":
+    """The columns that hold the target: one, or with labels or numbers all that are named, ``a+b+c``."""
+    if target in MATRICES:
         return tuple(label.split("+"))
     return (label,)
 
@@ -190,6 +190,30 @@ def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8
                 )
         labels.append(column.to_numpy().astype(np.uint8))
     return np.stack(labels, axis=1)
+
+
+def number_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.float32]:
+    """Columns of numbers as a matrix; refuses text, and rows that lack one."""
+    every = []
+    for title, column in columns.items():
+        every.append(numbers(name, f"column {title!r}", column))
+    return np.stack(every, axis=1)
+
+
+def token_matrix(name: str, columns: "Mapping[str, Column]", vocabulary: int) -> NDArray[np.int64]:
+    """Columns of tokens as a matrix: whole numbers below the vocabulary, and -1 where a row has none."""
+    import pandas as pd
+
+    every = []
+    for title, column in columns.items():
+        refuse_missing(name, f"column {title!r}", column)
+        if not pd.api.types.is_integer_dtype(column.dtype):
+            raise FedskewError(
+                f"{name}: column {title!r} of y holds {column.dtype} values, and target=tokens takes whole numbers, "
+                f"0 … {vocabulary - 1} or {PADDING}: correct it"
+            )
+        every.append(column.to_numpy(dtype=np.int64))
+    return np.stack(every, axis=1)
 
 
 def refuse_missing(name: str, what: str, part: "Column") -> None:

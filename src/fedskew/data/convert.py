@@ -14,10 +14,12 @@ from fedskew.data.cells import (
     label_matrix,
     need_column,
     number_groups,
+    number_matrix,
     numbers,
+    token_matrix,
 )
 from fedskew.data.dataset import Dataset, Rows, Split
-from fedskew.data.declared_classes import numbered
+from fedskew.data.declared_classes import declared, numbered
 from fedskew.data.item_datasets import gives_items
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
 from fedskew.data.readers.csv_format import OPTIONS
@@ -29,11 +31,16 @@ from fedskew.data.stored_rows import (
     stays_as_it_is,
     stored,
 )
-from fedskew.data.targets import Target, Targets
+from fedskew.data.targets import MATRICES, Target, Targets
 
 if TYPE_CHECKING:
     from fedskew.data.cells import Column
 
+_EXPECTED: dict[Target, str] = {
+    "labels": "a row of 0 and 1, one column per label",
+    "numbers": "the same count of numbers in every row",
+    "tokens": "the same count of tokens in every row, -1 where there is none",
+}
 _OF_FILES = ("path", "test_path", *OPTIONS)  # options of a table in a file
 
 
@@ -82,9 +89,10 @@ def from_arrays(
         standardize: bring every column or channel to mean 0 and deviation 1; fitted to a sample of rows that are read
             when they are used
         name: its name in reports
-        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        target: what y holds: a class, a number to predict, (labels) a row of 0 and 1, one column per label, (numbers)
+            several numbers, or (tokens) a token at each place, -1 where there is none
         classes: how many classes there are, 0 … K-1, or their names, where some may have no row; by default those
-            with rows
+            with rows; of tokens, the vocabulary, by default up to the largest
 
     >>> rows = from_arrays(([[0.0], [1.0], [2.0], [3.0]], ["cat", "dog", "cat", "dog"]), test_share=0.5)
     >>> rows.classes, len(rows.train), len(rows.test)
@@ -249,7 +257,7 @@ def _unpack_frame(
     for column in labels:
         need_column(name, column, frame.columns)
     x = frame.drop(columns=labels)
-    if target == "labels":
+    if target in MATRICES:
         y = frame[labels]
     else:
         y = frame[label]
@@ -272,10 +280,10 @@ def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Lo
         x = stored(name, parts[0])
     else:
         x = _features(name, parts[0])
-    y = _columns(name, "labels", parts[1], len(x), target == "labels")
+    y = _columns(name, "labels", parts[1], len(x), target)
     group = None
     if len(parts) > 2:
-        group = _columns(name, "groups", parts[2], len(x), False)["0"]
+        group = _columns(name, "groups", parts[2], len(x), "class")["0"]
     return Loose(x, y, group, features)
 
 
@@ -292,11 +300,14 @@ def _refuse_datasets(name: str, values: Any) -> None:
             )
 
 
-def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Mapping[str, Column]":
+def _columns(
+    name: str, what: str, values: Any, rows: int, target: Target
+) -> "Mapping[str, Column]":
     """One column, or several, of what a user gave; their names are those of a data frame, or numbers."""
     import pandas as pd
 
-    array = _array_of_columns(name, what, values, several)
+    several = target in MATRICES
+    array = _array_of_columns(name, what, values, target)
     if len(array) != rows:
         raise FedskewError(f"{name}: {rows} rows of features but {len(array)} {what}")
     if not several:
@@ -310,14 +321,11 @@ def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Ma
     return columns
 
 
-def _array_of_columns(name: str, what: str, values: Any, several: bool) -> Numbers:
-    """Return one value per row, or with ``several`` one column per label."""
-    if several:
-        dimensions = 2
-        expected = "a row of 0 and 1, one column per label"
-    else:
-        dimensions = 1
-        expected = "one number or name a row"
+def _array_of_columns(name: str, what: str, values: Any, target: Target) -> Numbers:
+    """Return one value per row, or one column for each label, number or token."""
+    several = target in MATRICES
+    dimensions = 1 + several
+    expected = _EXPECTED.get(target, "one number or name a row")
     try:
         array = _plain(values)
     except ValueError:
@@ -426,6 +434,8 @@ def client_parts(
     if classes and target == "class":
         labels = [part.y["0"].to_numpy(dtype=np.int64) for part in clients.values()]
         names = classes
+    if classes and target in ("numbers", "tokens"):
+        names = classes
     rows = {}
     for (client, part), y in zip(clients.items(), labels, strict=True):
         rows[client] = Rows(part.x, y)
@@ -442,12 +452,30 @@ def _targets(
 
     ``classes`` are those declared.
     """
-    if classes is not None and target != "class":
+    if classes is not None and target not in ("class", "tokens"):
         raise FedskewError(f"{name}: classes= is for targets that are classes: leave it out")
     if target == "labels":
         return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)
+    if target == "numbers":
+        return [number_matrix(name, part.y) for part in parts], tuple(parts[0].y)
+    if target == "tokens":
+        return _tokens(name, parts, classes)
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, "y", column) for column in columns], ()
     labels, names = numbered(name, columns, classes)
     return list(labels), names
+
+
+def _tokens(
+    name: str, parts: list[Loose], classes: "int | Sequence[str] | None"
+) -> tuple[list[Targets], tuple[str, ...]]:
+    """The tokens of the parts, and the vocabulary: that declared, or all numbers up to the largest token."""
+    vocabulary: tuple[str, ...] = ()
+    if classes is not None:
+        vocabulary = declared(name, classes)
+    matrices: list[Targets] = [token_matrix(name, part.y, len(vocabulary)) for part in parts]
+    if classes is None:
+        largest = max(int(matrix.max(initial=0)) for matrix in matrices)
+        vocabulary = declared(name, max(largest + 1, 2))
+    return matrices, vocabulary

@@ -16,6 +16,7 @@ from fedskew.data.schema import Gaps, Label, Pipeline, Scaling
 from fedskew.data.stored_rows import AnyRows, StoredRows, taken
 from fedskew.data.targets import (
     DEFAULT_BINS,
+    IN_WORDS,
     Bins,
     Target,
     Targets,
@@ -25,6 +26,13 @@ from fedskew.data.targets import (
 )
 
 _NAMED = 10  # classes in a notebook
+_CALLED: dict[Target, str] = {
+    "class": "classes",
+    "number": "labels",
+    "labels": "labels",
+    "numbers": "numbers a row",
+    "tokens": "tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Rows:
 
     Features may also be stored rows, which are read when they are used.
 
-    Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels per row (a uint8 matrix of 0 and 1).
+    Targets ``y`` are classes (int64, 0 … K-1), numbers (float32), several labels per row (a uint8 matrix of 0 and 1),
+    several numbers per row (a float32 matrix) or tokens (an int64 matrix, -1 where a row has none).
 
     ``series`` is the number of a row's series, where rows of one series overlap (windows): such rows share readings,
     so that they must have the same client. None: rows do not overlap.
@@ -60,7 +69,7 @@ class Rows:
 
     @property
     def target(self) -> Target:
-        """What the targets are: class, number or labels."""
+        """What the targets are."""
         return kind_of(self.y)
 
     @property
@@ -75,18 +84,21 @@ class Rows:
             return self.bins.of
         if self.target == "class":
             return self.y
-        what = "several labels per row"
-        if self.target == "number":
-            what = "numbers"
-        raise FedskewError(
-            f"the targets are {what} and no classes: give bins=5, say, to let bins of them stand in"
-        )
+        fix = "give bins=5, say, to let bins of them stand in"
+        if self.target in ("numbers", "tokens"):
+            fix = "nothing stands in for them"
+        raise FedskewError(f"the targets are {IN_WORDS[self.target]} and no classes: {fix}")
 
     @property
     def kinds(self) -> Ints:
-        """What a fair split goes by: the class or its bin; without either, ten bins of the numbers or the labels."""
+        """What a fair split goes by: the class or its bin; else ten bins of the numbers, or the combination of labels.
+
+        With several numbers or tokens per row it goes by nothing.
+        """
         if self.labelled:
             return self.labels
+        if self.target in ("numbers", "tokens"):
+            return np.zeros(len(self), dtype=np.int64)
         if self.target == "number":
             return bins_of(self.y, DEFAULT_BINS).of
         return bins_of(self.y, len(self.y) + 1).of
@@ -145,7 +157,8 @@ def _joined_gaps(parts: Sequence[Rows]) -> Gaps | None:
 class Dataset:
     """A data set in memory.
 
-    ``classes`` names the classes or labels (none where targets are numbers) and ``groups`` the group numbers;
+    ``classes`` names the classes, labels, tokens or columns of several numbers (none where targets are one number per
+    row) and ``groups`` the group numbers;
     ``features`` names the columns of a table (empty for images); ``notes`` says what the reader decided on the user's
     behalf (filled values, a split of its own, a partial file).
     ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
@@ -208,9 +221,7 @@ class Dataset:
         facts["features"] = self._features
         facts["targets"] = self._targets
         facts["groups"] = len(self.groups) or None
-        called = "labels"
-        if self.target == "class":
-            called = "classes"
+        called = _CALLED[self.target]
         facts[called] = ", ".join(few(self.classes, _NAMED)) or None
         facts["notes"] = "; ".join((*self.doubts, *self.notes)) or None
         return facts_as_html(self.name, facts)
@@ -232,9 +243,7 @@ class Dataset:
     def _targets(self) -> str:
         if self.target == "number":
             return "numbers"
-        if self.target == "class":
-            return f"{len(self.classes)} classes"
-        return f"{len(self.classes)} labels"
+        return f"{len(self.classes)} {_CALLED[self.target]}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -243,7 +252,7 @@ class Dataset:
 
     @property
     def target(self) -> Target:
-        """What the targets are: class, number or labels."""
+        """What the targets are."""
         return self.train.target
 
     @property
@@ -271,6 +280,11 @@ class Dataset:
         if self.target == "class":
             raise FedskewError(
                 f"bins={bins}: the targets of {self.name} are classes, which need no bins: leave it out"
+            )
+        if self.target in ("numbers", "tokens"):
+            raise FedskewError(
+                f"bins={bins}: the targets of {self.name} are {IN_WORDS[self.target]}, which no bins "
+                "stand in for: leave it out, and use a skew that looks at no labels (iid, quantity, natural)"
             )
         made = bins_of(self.train.y, bins, self.classes)
         return replace(self, train=replace(self.train, bins=made))

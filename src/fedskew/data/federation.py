@@ -176,9 +176,13 @@ class Federation:
             "class": "class",
             "number": "bin of the target",
             "labels": "combination of labels",
+            "numbers": "rows",
+            "tokens": "rows",
         }[rows.target]
         if rows.labelled:
             return LabelColumns(title, self.data.label_names, rows.labels)
+        if rows.target in ("numbers", "tokens"):
+            return LabelColumns(title, ("all",), rows.kinds)
         bins = bins_of(rows.y, DEFAULT_BINS)
         return LabelColumns(title, bins.names, bins.of)
 

@@ -281,7 +281,7 @@ def _are_days(title: str, described: Sequence[Description]) -> bool:
 
 
 def _classes(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
-    if request.target == "labels":
+    if request.target in ("labels", "numbers"):
         return request.targets
     if request.target == "number":
         return ()

@@ -20,6 +20,7 @@ from fedskew.data.cells import (
     is_number,
     is_numeric,
     label_matrix,
+    number_matrix,
     numbers,
     numbers_of,
     refuse_fractions,
@@ -196,6 +197,8 @@ class Label:
         what = f"column {self.columns[0]!r}"
         if self.target == "labels":
             return label_matrix(name, {column: frame[column] for column in self.columns})
+        if self.target == "numbers":
+            return number_matrix(name, {column: frame[column] for column in self.columns})
         column = frame[self.columns[0]]
         if self.target == "number":
             return numbers(name, what, column)

@@ -1,4 +1,4 @@
-"""Targets: a class, a number or several labels per row; and bins, which stand in for classes where rows have none."""
+"""Targets: a class, a number or several of them, labels or tokens per row; and bins, which stand in for classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,33 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 
 # int64 0 … K-1 | float32 | a matrix of 0 and 1, one column per label; it is uint8, which takes a quarter of float32 and
-# cannot be taken for numbers.
-Target: TypeAlias = Literal["class", "number", "labels"]
+# cannot be taken for numbers | a float32 matrix | an int64 matrix 0 … K-1, and PADDING where a row has no token.
+Target: TypeAlias = Literal["class", "number", "labels", "numbers", "tokens"]
 Targets: TypeAlias = NDArray[Any]
 
+PADDING = -1  # among tokens
+MATRICES = ("labels", "numbers", "tokens")  # targets with several values a row
+IN_WORDS: dict[Target, str] = {
+    "class": "classes",
+    "number": "numbers",
+    "labels": "several labels per row",
+    "numbers": "several numbers per row",
+    "tokens": "a token at each place of a row",
+}
 DEFAULT_BINS = 10  # that a fair split of numbers goes by
 OTHER = "other"
 
 
 def kind_of(y: Targets) -> Target:
-    """Return what the targets are: one class, one number or several labels per row."""
+    """Return what the targets are: one class or number per row, or several labels, numbers or tokens.
+
+    >>> kind_of(np.zeros((2, 3), dtype=np.float32)), kind_of(np.zeros((2, 3), dtype=np.int64))
+    ('numbers', 'tokens')
+    """
+    if y.ndim == 2 and y.dtype.kind == "f":
+        return "numbers"
+    if y.ndim == 2 and y.dtype == np.int64:
+        return "tokens"
     if y.ndim == 2:
         return "labels"
     if y.dtype.kind == "f":
@@ -97,9 +114,13 @@ def _combinations(y: Targets, count: int, labels: Sequence[str]) -> Bins:
 
 
 def check_targets(where: str, y: Targets, classes: int) -> None:
-    """Refuse targets of a wrong type or out of range; ``classes`` is how many classes or labels have a name."""
+    """Refuse targets of a wrong type or out of range; ``classes`` is how many classes, labels or columns there are."""
     kind = kind_of(y)
-    if kind == "labels":
+    if kind == "numbers":
+        _check_columns(where, y, classes)
+    elif kind == "tokens":
+        _check_tokens(where, y, classes)
+    elif kind == "labels":
         _check_labels(where, y, classes)
     elif kind == "number":
         _check_numbers(where, y, classes)
@@ -115,6 +136,27 @@ def _check_labels(where: str, y: Targets, labels: int) -> None:
         )
 
 
+def _check_columns(where: str, y: Targets, columns: int) -> None:
+    if y.dtype != np.float32 or y.shape[1] != columns:
+        raise FedskewError(
+            f"{where}: targets of shape {y.shape} and type {y.dtype}, expected {columns} float32 numbers per row"
+        )
+    _refuse_not_finite(where, y)
+
+
+def _check_tokens(where: str, y: Targets, vocabulary: int) -> None:
+    wrong = (y < PADDING) | (y >= vocabulary)
+    if wrong.any():
+        row = int(np.argmax(wrong.any(1)))
+        raise FedskewError(
+            f"{where}: row {row} has the token {y[row][wrong[row]][0]}, expected 0 … {vocabulary - 1}, or {PADDING} "
+            "where there is none"
+        )
+    without = (y == PADDING).all(1)
+    if without.any():
+        raise FedskewError(f"{where}: row {int(np.argmax(without))} has no token: leave it out")
+
+
 def _check_numbers(where: str, y: Targets, classes: int) -> None:
     if y.dtype != np.float32 or y.ndim != 1:
         raise FedskewError(
@@ -124,10 +166,16 @@ def _check_numbers(where: str, y: Targets, classes: int) -> None:
         raise FedskewError(
             f"{where}: the targets are numbers, and {classes} classes are named: leave the names out"
         )
-    if not np.isfinite(y).all():
-        bad = int(np.argmin(np.isfinite(y)))
+    _refuse_not_finite(where, y[:, None])
+
+
+def _refuse_not_finite(where: str, y: Targets) -> None:
+    finite = np.isfinite(y)
+    if not finite.all():
+        bad = int(np.argmin(finite.all(1)))
+        value = y[bad][~finite[bad]][0]
         raise FedskewError(
-            f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold"
+            f"{where}: the target of row {bad} is {value}, not a number that float32 can hold"
         )
 
 

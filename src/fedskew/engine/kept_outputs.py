@@ -53,9 +53,9 @@ class KeptOutputs:
         assert self._kept is not None
         rows, counts = self._waiting(state, len(self._kept), now)
         outputs = self._kept[: len(rows)]
-        targets = self.job.y[rows]
         task = self.job.task
         real = slots[: rows.shape[2]] < counts[..., None]
+        targets = task.padded(self.job.y[rows], real)
         losses = task.losses(outputs, targets, "none")
         scores = task.row_scores(outputs, targets)
         for total, each in zip(state.sums, (losses, scores), strict=True):

@@ -342,7 +342,8 @@ class Stack:
         if not block.padded:
             return x, y, None
         counts = self._now(self.state.real_rows, block.steps)[:, head, None]
-        return x, y, (self.slots[: block.width] < counts).to(self.job.scalar.dtype)
+        real = self.slots[: block.width] < counts
+        return x, self.job.task.padded(y, real), real.to(self.job.scalar.dtype)
 
     @torch.no_grad()
     def _steps(self, block: Block) -> None:

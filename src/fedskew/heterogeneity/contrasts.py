@@ -366,13 +366,18 @@ def _of_entry(
 
 
 def label_variables(rows: Rows, partition: Partition, names: Sequence[str]) -> list[Variable]:
-    """Return the targets as variables: classes, a number, or several labels with yes and no."""
+    """Return the targets as variables: classes, numbers, or several labels with yes and no; none for tokens."""
     if rows.labelled:
         return [Variable("label", rows.labels[partition.rows].astype(np.float64), tuple(names))]
     y = rows.y[partition.rows].astype(np.float64)
     if rows.target == "number":
         return [Variable("target", y)]
-    variables = []
+    variables: list[Variable] = []
+    if rows.target == "tokens":
+        return variables
     for place, name in enumerate(names):
+        if rows.target == "numbers":
+            variables.append(Variable(f"target {name}", y[:, place]))
+            continue
         variables.append(Variable(f"label {name}", y[:, place], ("no", "yes")))
     return variables

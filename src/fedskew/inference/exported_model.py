@@ -217,7 +217,7 @@ class _Mixed(_TableProgram):
 
 def _gives_logits(task: Task) -> bool:
     """Return whether the outputs of a model are logits, from which probabilities follow."""
-    return isinstance(task, BuiltIn) and task.target != "number"
+    return isinstance(task, BuiltIn) and task.target in ("class", "labels")
 
 
 def _program(pipeline: Pipeline, model: nn.Module, task: Task) -> _Program:

@@ -17,6 +17,7 @@ from fedskew.data.readers.table import read_sentences
 from fedskew.data.readers.user_files import column_names, read_table
 from fedskew.data.readers.windows import cut_windows
 from fedskew.data.schema import Numeric, Pipeline, Scaling, Schema
+from fedskew.data.targets import IN_WORDS
 from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
 from fedskew.inference.encoded_rows import refuse_encoded
@@ -70,6 +71,8 @@ def predict(
 ) -> "pd.DataFrame":
     """Return one row for each row of the data: the predicted class or number, or a column of 0 and 1 a label.
 
+    Of several numbers a row it has a column for each, and of tokens one for each place.
+
     With ``proba`` there is also a column ``p(NAME)`` for each class or label; after training with class weights these
     are not calibrated, of which it warns. Errors begin with ``name``.
     """
@@ -89,6 +92,8 @@ def predict(
             columns[label] = decided[:, place]
     elif task.target == "class":
         columns[PREDICTION] = np.array(names, dtype=object)[decided]
+    elif decided.ndim == 2:
+        columns = _columns_of(task, decided, names)
     else:
         columns[PREDICTION] = decided
     if proba:
@@ -98,6 +103,17 @@ def predict(
     if hasattr(data, "index") and len(x) == len(data):  # windows have no index of their own
         return pd.DataFrame(columns, index=data.index)
     return pd.DataFrame(columns)
+
+
+def _columns_of(task: Task, decided: NDArray[Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return a column for each of several numbers, by its name, or for each place of a row, with its token."""
+    columns: dict[str, Any] = {}
+    for place, values in enumerate(decided.T):
+        if task.target == "tokens":
+            columns[f"{PREDICTION}_{place + 1}"] = np.array(names, dtype=object)[values]
+        else:
+            columns[names[place]] = values
+    return columns
 
 
 def predict_file(
@@ -255,8 +271,8 @@ def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
 
 def refuse_probabilities(task: Task) -> None:
     """Raise an error for a task whose outputs are not logits."""
-    if task.target == "number":
-        what = "predicts numbers"
+    if task.target in ("number", "numbers", "tokens"):
+        what = f"predicts {IN_WORDS[task.target]}"
     elif not isinstance(task, BuiltIn):
         what = "is your own"
     else:

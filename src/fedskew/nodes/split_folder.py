@@ -559,6 +559,10 @@ def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
         y = np.zeros((rows, len(classes)), dtype=np.uint8)
     elif target == "number":
         y = np.zeros(rows, dtype=np.float32)
+    elif target == "numbers":
+        y = np.zeros((rows, len(classes)), dtype=np.float32)
+    elif target == "tokens":
+        y = np.zeros((rows, 1), dtype=np.int64)
     empty = Rows(np.zeros((rows, 1), dtype=np.float32), y)
     return Dataset(
         record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features

@@ -17,6 +17,7 @@ from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.targets import IN_WORDS
 from fedskew.engine.job import training_form
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.low_rank import merged
@@ -271,10 +272,13 @@ def task_of(fed: Federation, settings: Settings) -> Task:
 
 def _fitted(task: Task, fed: Federation) -> Task:
     """Return the task for the classes of a federation."""
+    columns = len(fed.data.classes)
+    if task.target == "numbers":
+        return task.fitted(np.full(columns, len(fed.partition.rows)))
     if task.target != "class":
         return task
     y = fed.train.y[fed.partition.rows]
-    return task.fitted(np.bincount(y, minlength=len(fed.data.classes)))
+    return task.fitted(np.bincount(y, minlength=columns))
 
 
 def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
@@ -288,11 +292,14 @@ def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
     if task is None:
         task = task_for(settings.task, target)
     if task.target != target:
-        have = {"class": "classes", "number": "numbers", "labels": "several labels per row"}
         raise FedskewError(
-            f"task {task.label()} learns {have[task.target]}, and the targets of {fed.data.name} are {have[target]}: "
+            f"task {task.label()} learns {IN_WORDS[task.target]}, and the targets of {fed.data.name} are "
+            f"{IN_WORDS[target]}: "
             f"use task={BY_TARGET[target]}, or read the data with target={task.target}"
         )
+    for part, rows in (("train", fed.train), ("test", fed.test), ("validation", fed.validation)):
+        if rows is not None:
+            task.check_values(f"{fed.data.name}: {part}", rows.y)
     return task
 
 

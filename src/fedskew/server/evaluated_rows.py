@@ -114,6 +114,9 @@ class EvaluatedRows:
 
     def found_each(self, state: Tensors, pieces: Sequence[Ints]) -> Iterator[Found]:
         """Yield what one model makes of each client's rows, on the host; small clients share a forward pass."""
+        if not self.task.rows_alone:
+            yield from (self.found(state, piece) for piece in pieces)
+            return
         for some in _batches(pieces, self.runner.inference.rows_at_once):
             found = self.found(state, joined(some))
             sizes = sizes_of(some).tolist()
@@ -140,14 +143,18 @@ class EvaluatedRows:
 
     def of_clients(self, state: Tensors, pieces: Sequence[Ints]) -> tuple[Floats, Floats]:
         """Return mean loss and score of one model on each client's rows."""
-        losses, scores = self.row_scores(state, joined(pieces))
-        return means_of(losses, scores, sizes_of(pieces))
+        if self.task.rows_alone:
+            losses, scores = self.row_scores(state, joined(pieces))
+            return means_of(losses, scores, sizes_of(pieces))
+        each = [on_host(self.found(state, piece).losses) for piece in pieces]
+        losses = np.concatenate([np.empty(0), *each])
+        return means_of(losses, losses, sizes_of(pieces))
 
     def of_own_models(
         self, own: OwnModel, clients: Ints, pieces: Sequence[Ints]
     ) -> tuple[Floats, Floats]:
         """Return mean loss and score of each client's own model on its rows, in stacks where that is faster."""
-        if not self.runner.stacks:
+        if not self.runner.stacks or not self.task.rows_alone:
             each = []
             for client, mine in zip(clients, pieces, strict=True):
                 each.append(self.of_clients(own(int(client)), [mine]))

@@ -263,6 +263,9 @@ class Evaluator:
         clients = models.invited
         if state is None:
             return {}, self.on_own_rows(state, models.own, clients, models.rows)
+        if not self.task.rows_alone:
+            own = self.on_own_rows(state, models.own, clients, models.rows)
+            return self.scores(state), own
         pieces = [models.rows.of(int(client)) for client in clients]
         found = self.found(state, {})
         train = found["train"]

@@ -23,6 +23,7 @@ from fedskew.core.streams import Stream
 from fedskew.core.trees import Tree, size_in_bytes
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.data.targets import IN_WORDS
 from fedskew.engine.job import CANDIDATES, Job, initial_weights
 from fedskew.engine.sharing import WHOLE
 from fedskew.fleet.machines import Fleet
@@ -32,6 +33,7 @@ from fedskew.server.calibration import ends_in_head
 from fedskew.tasks.task import BuiltIn, Task
 
 LATE = 10**9  # a round that comes after every change of the topology
+_LOSSES_OF_ALL_ROWS = frozenset({"full_gradient", "loss_before", "loss_after", "candidate_losses"})
 SERVER_MEMORY = 8  # GiB of models of single clients that a server may keep
 
 
@@ -159,6 +161,12 @@ def _check_task(job: Job, settings: Settings) -> None:
         if name not in task.metric_names:
             raise unknown(f"metric of task {task.label()}", name, task.metric_names)
     task.headline(settings.metric)  # likewise
+    _check_rows_alone(job)
+    if task.target == "tokens" and "features" in algorithm.requires:
+        raise FedskewError(
+            f"{algorithm.label()} looks at one vector of features per row, and task {task.label()} has one per token: "
+            "use another method"
+        )
     needs_classes = {"classes", "class_counts"} & algorithm.requires
     if task.target == "class":
         if needs_classes and task.width(job.classes) != job.classes:
@@ -169,11 +177,9 @@ def _check_task(job: Job, settings: Settings) -> None:
         return
 
     def refusal(does: str) -> FedskewError:
-        what = "several labels per row"
-        if task.target == "number":
-            what = "numbers"
         return FedskewError(
-            f"{algorithm.label()} {does} classes, and the targets of task {task.label()} are {what}: use another method"
+            f"{algorithm.label()} {does} classes, and the targets of task {task.label()} are {IN_WORDS[task.target]}: "
+            "use another method"
         )
 
     def no_counts() -> NoReturn:
@@ -188,6 +194,25 @@ def _check_task(job: Job, settings: Settings) -> None:
         raise refusal("looks at")
     # A selection that asks for the class counts of clients is refused when it does
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
+
+
+def _check_rows_alone(job: Job) -> None:
+    """Raise an error for what adds up losses row by row, where the loss of a row depends on the others in its batch."""
+    task, algorithm = job.task, job.algorithm
+    if task.rows_alone:
+        return
+    does = ""
+    if isinstance(algorithm.topology(0), Scheduled):
+        does = "trains on batches that several clients hold"
+    elif algorithm.requires & _LOSSES_OF_ALL_ROWS:
+        does = "adds up losses over all rows of a client"
+    elif algorithm.client_selection.probe:
+        does = "measures losses of single rows"
+    if does:
+        raise FedskewError(
+            f"{algorithm.label()} {does}, and in task {task.label()} the loss of a row depends on the rows beside it: "
+            "use another method"
+        )
 
 
 def check_thresholds(task: Task, fed: Federation, job: Job) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Rows
+from fedskew.data.targets import IN_WORDS
 
 
 def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None:
@@ -35,12 +36,12 @@ def labels_of(skew: str, rows: Rows) -> Ints:
     """Return the class of every row, or the bin that stands in for it; raise an error for targets that have neither."""
     if rows.labelled:
         return rows.labels
-    what = "several labels per row"
-    if rows.target == "number":
-        what = "numbers"
+    fix = "let bins of them stand in (bins=5), or "
+    if rows.target in ("numbers", "tokens"):
+        fix = ""
     raise FedskewError(
-        f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5), "
-        "or use a skew that looks at no labels (iid, quantity, natural, feature-dirichlet, vop)"
+        f"skew {skew} deals out classes, and the targets are {IN_WORDS[rows.target]}: {fix}use a skew that looks at no "
+        "labels (iid, quantity, natural, feature-dirichlet, vop)"
     )
 
 

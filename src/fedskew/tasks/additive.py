@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
+from fedskew.data.targets import Target
 from fedskew.tasks.task import Task
 
 Sums: TypeAlias = dict[str, Floats]
@@ -36,6 +38,11 @@ def additive_metrics(task: Task) -> tuple[str, ...]:
     >>> additive_metrics(Regression())
     ('mae', 'rmse', 'r2')
     """
+    if task.target not in _KINDS:
+        raise FedskewError(
+            f"task {task.label()}: its metrics do not follow from sums over the rows of each client, and no server has "
+            "all rows in one place here: train it in one process"
+        )
     return _KINDS[task.target].names
 
 
@@ -133,7 +140,7 @@ def _of_labels(sums: Sums) -> dict[str, float]:
     }
 
 
-_KINDS = {
+_KINDS: dict[Target, _Additive] = {
     "class": _Additive(_confused, _of_classes, ("accuracy", "balanced_accuracy", "macro_f1")),
     "number": _Additive(_missed, _of_numbers, ("mae", "rmse", "r2")),
     "labels": _Additive(_labelled, _of_labels, ("accuracy", "exact_match", "macro_f1", "micro_f1")),

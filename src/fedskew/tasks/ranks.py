@@ -1,4 +1,4 @@
-"""Metrics that follow from the order of scores: AUC and average precision, both from one sort."""
+"""Metrics that follow from the order of scores: AUC and average precision, both from one sort, and concordance."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedskew.core.streams import Floats
 
 Flags: TypeAlias = NDArray[np.bool_]
+_PAIRS = 1 << 22  # of rows that are compared at a time
 
 
 class Ranked(NamedTuple):
@@ -56,3 +57,28 @@ def mean_ranked(columns: Floats, positive: Flags) -> Ranked:
         each.append(ranked(column, hits))
     areas, precisions = np.array(each).reshape(-1, 2).T
     return Ranked(float(np.mean(areas)), float(np.mean(precisions)))
+
+
+def concordance(risks: Floats, times: Floats, events: Flags) -> float:
+    """Return Harrell's concordance index: how often, of two rows, the one with the earlier event has the larger risk.
+
+    Equal risks are half. A pair is comparable if one row has an event, and the other has a later time, or the same one
+    without an event. NaN without comparable pairs, and with a risk that is NaN.
+
+    >>> concordance(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]), np.array([True, True, False]))
+    0.6666666666666666
+    """
+    if np.isnan(risks).any():
+        return np.nan
+    won = tied = pairs = 0
+    happened = np.flatnonzero(events)
+    step = max(1, _PAIRS // max(len(risks), 1))
+    for first in range(0, len(happened), step):
+        some = happened[first : first + step, None]
+        comparable = (times > times[some]) | ((times == times[some]) & ~events)
+        pairs += int(comparable.sum())
+        won += int((comparable & (risks < risks[some])).sum())
+        tied += int((comparable & (risks == risks[some])).sum())
+    if not pairs:
+        return np.nan
+    return (won + tied / 2) / pairs

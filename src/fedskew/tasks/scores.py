@@ -54,6 +54,7 @@ NUMBER_RANGES = {
     "rmse": Range(0),
     "r2": Range(high=1, undefined=True),
 }
+SURVIVAL_RANGES = {"loss": Range(0), "concordance": Range(0, 1, undefined=True)}
 
 
 def softmax(logits: Floats) -> Floats:

@@ -19,7 +19,7 @@ from fedskew.core.config import AUTO
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, Registry, validate
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.targets import Target, Targets
+from fedskew.data.targets import IN_WORDS, MATRICES, Target, Targets
 from fedskew.tasks.scores import Range
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -33,12 +33,16 @@ _TARGETS: dict[Target, str] = {
     "class": "whole numbers, one class per row",
     "number": "floating-point numbers, one per row",
     "labels": "a matrix of 0 and 1, one column per label",
+    "numbers": "a matrix of floating-point numbers, one row of them per row",
+    "tokens": "a matrix of whole numbers, one token at each place of a row",
 }
 BALANCED: Literal["balanced"] = "balanced"  # class weights from the rows of each class
 BY_TARGET: dict[Target, str] = {
     "class": "classification",
     "number": "regression",
     "labels": "multilabel",
+    "numbers": "sequence-regression",
+    "tokens": "next-token",
 }
 _TRIED = 8  # rows that ``check`` tries a task on
 
@@ -60,8 +64,10 @@ class Task:
     Args:
         loss: the loss of every row from (outputs, targets), two tensors; differentiable, and without ``if`` on a value
         metrics: by name, a number from (outputs, targets), two NumPy arrays; the first one is the headline
-        target: class (whole numbers from 0), number, or labels (a matrix of 0 and 1)
-        outputs: outputs of the model, none for one per class, one per label, or one for a number
+        target: class (whole numbers from 0), number, labels (a matrix of 0 and 1), numbers (a matrix of them) or tokens
+            (a matrix of whole numbers, -1 where a row has none; outputs are then ``[rows, tokens, vocabulary]``)
+        outputs: outputs of the model, none for one per class, label, column of numbers or token of the vocabulary, or
+            one for a number
         row_metric: name of the metric that is followed during local training, a mean over rows; none for no such metric
         row_score: that metric for every row, from (outputs, targets), two tensors
         predict: predictions from a tensor of outputs, none for the class with the largest output (of a single output:
@@ -79,6 +85,7 @@ class Task:
     outputs: int | None = None
     row_metric: str | None = None
     higher_is_better: bool = True
+    rows_alone: bool = True  # whether the loss of a row depends on that row alone
     # What the loss and metrics may be, where that is known
     ranges: Mapping[str, Range] = MappingProxyType({})
     _row_score: RowFunction | None = None
@@ -161,6 +168,13 @@ class Task:
             return found.view(shape)
         return found
 
+    def padded(self, targets: Tensor, real: Tensor | None) -> Tensor:
+        """Return targets ``[clients, rows, ...]`` in which rows that only pad a stack change the loss of no other row.
+
+        ``real`` says which rows are none of these; None where all are.
+        """
+        return targets
+
     def slopes(self, outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
         """Return the gradient of every row's loss with respect to its outputs, times the row's share.
 
@@ -176,7 +190,10 @@ class Task:
         )
 
     def width(self, classes: int) -> int:
-        """Return how many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
+        """Return how many outputs the model needs for data with so many classes, labels, columns or tokens.
+
+        These are 0 where targets are one number per row. The outputs of tokens are so many at each place of a row.
+        """
         if self.target == "number" and classes:
             raise FedskewError(
                 f"task {self.label()} learns numbers, and the targets of these data are {classes} classes or labels: "
@@ -184,8 +201,8 @@ class Task:
             )
         if self.target != "number" and classes < 1:
             raise FedskewError(
-                f"task {self.label()} learns {'classes' if self.target == 'class' else 'labels'}, "
-                "and these data have none: use task=regression for numbers, or other data"
+                f"task {self.label()} learns {IN_WORDS[self.target]}, and these data have none: use "
+                "task=regression for numbers, or other data"
             )
         return self.outputs or (1 if self.target == "number" else classes)
 
@@ -202,12 +219,12 @@ class Task:
         return self._one_a_row(found, targets, "row_score").reshape(shape)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Return predictions from outputs: classes, numbers, or a matrix of 0 and 1."""
+        """Return predictions from outputs: classes, numbers, tokens, or a matrix of 0 and 1."""
         if self._single() and outputs.dim() > 1:
             outputs = outputs.squeeze(-1)
         if self._predictor is not None:
             return self._predictor(outputs)
-        if self.target == "number":
+        if self.target in ("number", "numbers"):
             return outputs
         if self.target == "labels" or self._single():
             return (outputs > 0).long()
@@ -235,7 +252,10 @@ class Task:
         return Headline(first, 1 if self.higher_is_better else -1)
 
     def fitted(self, counts: Ints) -> "Task":
-        """Return the task for data with so many training rows of each class; most tasks are the same for all."""
+        """Return the task for data with so many training rows of each class, or with each of several numbers.
+
+        Most tasks are the same for all.
+        """
         return self
 
     def evaluate(
@@ -263,6 +283,9 @@ class Task:
             for name in wanted:
                 result[name] = _number(measures[name](), name, self.label())
             return result
+
+    def check_values(self, where: str, targets: Targets) -> None:
+        """Raise an error, with the number of the row, for targets of the right kind that the task cannot learn."""
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Try the task on a few rows, and raise an error that names what was returned if it does not fit."""
@@ -309,7 +332,7 @@ class Task:
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
         """Return a function for every metric; values that several of them need are shared."""
-        if self._single() and outputs.ndim == targets.ndim + 1:
+        if self._single() and outputs.ndim == 2:
             fitted = outputs.squeeze(-1)
         else:
             fitted = outputs
@@ -326,6 +349,8 @@ class Task:
             and targets.dtype != torch.bool,
             "number": targets.dim() == 1 and targets.is_floating_point(),
             "labels": targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all()),
+            "numbers": targets.dim() == 2 and targets.is_floating_point(),
+            "tokens": targets.dim() == 2 and targets.dtype == torch.int64,
         }
         if not kinds[self.target]:
             raise FedskewError(
@@ -342,17 +367,18 @@ class Task:
 
     def _single(self) -> bool:
         return (
-            self.target != "labels" and (self.outputs or (1 if self.target == "number" else 0)) == 1
+            self.target not in ("labels", "tokens")
+            and (self.outputs or (1 if self.target == "number" else 0)) == 1
         )
 
     def _fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the outputs as the functions of the task get them: a single output without its axis."""
-        if self._single() and outputs.dim() == targets.dim() + 1:
+        if self._single() and outputs.dim() == len(self._rows(targets)) + 1:
             return outputs.squeeze(-1)
         return outputs
 
     def _rows(self, targets: Tensor) -> torch.Size:
-        if self.target == "labels":
+        if self.target in MATRICES:
             return targets.shape[:-1]
         return targets.shape
 

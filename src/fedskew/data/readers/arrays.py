@@ -240,12 +240,14 @@ def everything(x: AnyRows | Numbers) -> NDArray[np.bool_]:
 
 def split_note(split: Split, target: Target = "class") -> str:
     """What a user should know about a split that is not the publisher's."""
+    held = f"a {split.share:g} share held out for test"
     within = {
         "class": "every class",
         "number": f"{DEFAULT_BINS} bins of the target",
         "labels": "every combination of labels",
-    }[target]
-    held = f"a {split.share:g} share held out for test, in proportion within {within}"
+    }
+    if target in within:
+        held += f", in proportion within {within[target]}"
     return f"no published split: {held}, seed {split.seed}"
 
 

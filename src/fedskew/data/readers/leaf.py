@@ -108,7 +108,8 @@ def leaf(
         test: without a folder test, share of each client's rows held out for test
         split_seed: seed of that split
         standardize: bring every column or channel to mean 0 and deviation 1
-        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        target: what y holds: a class, a number to predict, (labels) a row of 0 and 1, one column per label, (numbers)
+            several numbers, or (tokens) a token at each place, -1 where there is none
     """
     folder = Path(path).expanduser()
     train_files, test_files = _files(folder)

@@ -91,7 +91,8 @@ def silos(
     Args:
         paths: files, patterns (hospital_*.csv), a folder of files or one that fedskew split wrote, a+b+c; how a file is
             written may be said of it alone, b.csv:separator=semicolon:decimal=comma
-        label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
+        label: column with the class or the number to predict, or with target=labels or numbers all columns of these,
+            a+b+c
         drop: columns that are not used, a+b+c
         categorical: columns to read as categories although they hold numbers, a+b+c
         test: share of each client's rows held out for test, in proportion within every class
@@ -104,7 +105,8 @@ def silos(
         decimal: sign before the decimals of a number; by default recognised
         thousands: sign between the thousands of a number; by default recognised
         encoding: encoding of a CSV file; by default recognised (UTF-8, UTF-16, Latin-1)
-        target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
+        target: what the label column holds: a class, a number to predict, (labels) 0 or 1 in each of its columns, or
+            (numbers) a number in each
         labels: classes with their spellings, yes:Y:1+no:N:0, or as-is for classes as they are spelled
         keep: columns that are features although they look like ids, dates or constants, a+b+c
         dates: days for columns of dates as numbers of days; by default they are left out

@@ -16,6 +16,7 @@ from fedskew.data.cells import (
     need_column,
     number_groups,
     number_labels,
+    number_matrix,
     numbers,
 )
 from fedskew.data.class_spellings import with_classes
@@ -156,6 +157,11 @@ class Table:
             named.append(self.group)
         for column in named:
             need_column(where, column, self.train.columns)
+        if self.target == "tokens":
+            raise FedskewError(
+                f"{where}: target=tokens is for arrays (an NPZ file, or split((x, y), task='next-token')), and this is "
+                "a table"
+            )
         if self.window and self.target != "class":
             raise FedskewError(
                 f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
@@ -183,6 +189,8 @@ class Table:
         """Return the training table's targets for a fair split; classes are numbered for this client alone."""
         if self.target == "labels":
             return label_matrix(where, {column: frames[0][column] for column in self.targets})
+        if self.target == "numbers":
+            return number_matrix(where, {column: frames[0][column] for column in self.targets})
         what = f"column {self.label!r}"
         if self.target == "number":
             return numbers(where, what, frames[0][self.label])

@@ -80,7 +80,8 @@ def table(
 
     Args:
         path: the file
-        label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
+        label: column with the class or the number to predict, or with target=labels or numbers all columns of these,
+            a+b+c
         group: column with the group of a row (person, device, site): natural clients
         drop: columns that are not used, a+b+c
         categorical: columns to read as categories although they hold numbers, a+b+c
@@ -96,7 +97,8 @@ def table(
         decimal: sign before the decimals of a number; by default recognised
         thousands: sign between the thousands of a number; by default recognised
         encoding: encoding of a CSV file; by default recognised (UTF-8, UTF-16, Latin-1)
-        target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
+        target: what the label column holds: a class, a number to predict, (labels) 0 or 1 in each of its columns, or
+            (numbers) a number in each
         labels: classes with their spellings, yes:Y:1+no:N:0, or as-is for classes as they are spelled
         keep: columns that are features although they look like ids, dates or constants, a+b+c
         dates: days for columns of dates as numbers of days; by default they are left out
@@ -154,7 +156,8 @@ def npz(
         test_path: a second file with the test rows, instead of a split
         split_seed: seed of the split
         standardize: bring every column or channel to mean 0 and deviation 1
-        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column per label
+        target: what y holds: a class, a number to predict, (labels) a row of 0 and 1, one column per label, (numbers)
+            several numbers, or (tokens) a token at each place, -1 where there is none
         classes: how many classes there are, 0 … K-1, where some may have no row; by default those with rows
     """
     file = Path(path).expanduser()
