@@ -97,6 +97,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.tasks.binary import Binary as Binary
     from fedskew.tasks.classification import Classification as Classification
     from fedskew.tasks.multilabel import Multilabel as Multilabel
+    from fedskew.tasks.next_token import NextToken as NextToken
     from fedskew.tasks.regression import Regression as Regression
     from fedskew.tasks.survival import Survival as Survival
     from fedskew.tasks.task import Task as Task
@@ -123,6 +124,7 @@ _PUBLIC = {
     "Binary": "fedskew.tasks.binary",
     "Classification": "fedskew.tasks.classification",
     "Multilabel": "fedskew.tasks.multilabel",
+    "NextToken": "fedskew.tasks.next_token",
     "Survival": "fedskew.tasks.survival",
     "Task": "fedskew.tasks.task",
     "advise": "fedskew.advice.advise",

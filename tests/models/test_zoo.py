@@ -31,13 +31,14 @@ SMALL = {
     "resnet18-group": ("resnet18:width=2,norm=group", (3, 8, 8)),
     "resnet20": ("resnet20:width=2", (1, 8, 8)),
     "char-lstm": ("char-lstm:embedding=3,hidden=5", (7,)),
+    "char-transformer": ("char-transformer:width=4,heads=2,layers=1", (7,)),
     "resnet20-group": ("resnet20:width=2,norm=group", (1, 8, 8)),
 }
 
 
 def rows_for(name: str, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return rows for a model: tokens of the four classes where it looks them up, else numbers."""
-    if name == "char-lstm":
+    if name.startswith("char-"):
         return torch.randint(4, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
@@ -72,6 +73,9 @@ def test_sizes_of_the_small_nets_by_hand():
     gates = 4 * 256
     layers = gates * (8 + 256 + 2) + gates * (256 + 256 + 2)
     assert size("char-lstm", (80,), 80) == 80 * 8 + layers + 256 * 80 + 80
+    # Embedding and positions, two blocks (attention, two layers of the inside, two norms), a norm, head
+    block = 4 * (64 * 64 + 64) + (64 * 256 + 256) + (256 * 64 + 64) + 4 * 64
+    assert size("char-transformer", (80,), 80) == 160 * 64 + 2 * block + 2 * 64 + 64 * 80 + 80
     leaf = conv(1, 32, 25) + conv(32, 64, 25) + (7 * 7 * 64 * 2048 + 2048) + (2048 * 62 + 62)
     assert size("leaf-cnn", (1, 28, 28), 62) == leaf
     har = conv(9, 32, 9) + conv(32, 64, 9) + (32 * 64 * 128 + 128) + (128 * 6 + 6)
@@ -142,7 +146,9 @@ def test_a_stack_of_copies_equals_each_copy_alone(name: str):
     spec, shape = SMALL[name]
     copies = [build(spec, shape, 4, seed).double().train() for seed in range(3)]
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(3, 6, *shape, generator=generator, dtype=torch.float64)
+    x = rows_for(name, 18, shape, generator).unflatten(0, (3, 6))
+    if x.is_floating_point():
+        x = x.double()
     y = torch.randint(4, (3, 6), generator=generator)
 
     alone = []
@@ -177,6 +183,7 @@ def test_a_stack_of_copies_equals_each_copy_alone(name: str):
         ("tabular-cnn", (1, 54), "needs rows of shape (features,) with features >= 4"),
         ("tabular-cnn", (3,), "needs rows of shape (features,) with features >= 4"),
         ("char-lstm", (1, 80), "needs rows of shape (tokens,)"),
+        ("char-transformer", (1, 80), "needs rows of shape (tokens,)"),
         ("har-cnn", (9, 3), "(channels, length) with length >= 4"),
     ],
 )

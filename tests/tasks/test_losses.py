@@ -60,7 +60,14 @@ def data(
 
 
 def test_all_of_them():
-    assert list(tasks) == ["binary", "classification", "multilabel", "regression", "survival"]
+    assert list(tasks) == [
+        "binary",
+        "classification",
+        "multilabel",
+        "next-token",
+        "regression",
+        "survival",
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -53,7 +53,7 @@ def _try_answers(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) ->
 
 
 def _answered(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> Tensor:
-    """Return what a model answers to rows, which it may overwrite; an error unless it is one output per row."""
+    """Return what a model answers to rows, which it may overwrite; an error unless it is what the task expects."""
     try:
         answer = tried(rows.clone())
     except Exception as problem:  # whatever a user's forward raises
@@ -61,7 +61,9 @@ def _answered(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> Te
         raise FedskewError(
             f"the model does not take rows of shape {fed.data.shape}: {reason}"
         ) from problem
-    expected = (len(rows), task.width(len(fed.data.classes)))
+    expected: tuple[int, ...] = (len(rows), task.width(len(fed.data.classes)))
+    if task.target == "tokens":
+        expected = (len(rows), fed.train.y.shape[1], expected[-1])
     if not isinstance(answer, Tensor):
         raise _wrong_answer(f"a {type(answer).__name__}", expected, fed, task)
     if answer.shape != expected:
@@ -79,11 +81,13 @@ def _try_step(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> No
 
 
 def _wrong_answer(
-    answer: str, expected: tuple[int, int], fed: Federation, task: Task
+    answer: str, expected: tuple[int, ...], fed: Federation, task: Task
 ) -> FedskewError:
     """Return the error for a model that answers rows with something else than what is expected."""
     what = f"the outputs of task {task.label()}"
-    if expected[1] == len(fed.data.classes):
+    if task.target == "tokens":
+        what = "one logit a token of the vocabulary, at each place of a row (char-transformer:per_token=true)"
+    elif expected[1] == len(fed.data.classes):
         what = "one logit a class"
     rows = "one row"
     if expected[0] > 1:

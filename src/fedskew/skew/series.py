@@ -18,17 +18,23 @@ class WholeSeries:
 
     @classmethod
     def of(cls, rows: Rows) -> "WholeSeries":
-        """Return each series as its most frequent label (lowest on a tie), its mean features and its group."""
+        """Return each series as its most frequent label (lowest on a tie), its mean features and its group.
+
+        Without labels, it has the targets of its first row, which no skew looks at.
+        """
         assert rows.series is not None
         _, item, sizes = np.unique(rows.series, return_inverse=True, return_counts=True)
         order = np.argsort(item, kind="stable")
         first = np.cumsum(sizes) - sizes
         x: Features = np.empty((len(sizes), *rows.x.shape[1:]), dtype=np.float32)
-        y = np.empty(len(sizes), dtype=np.int64)
+        y = rows.y[order[first]]
+        if rows.labelled:
+            y = np.empty(len(sizes), dtype=np.int64)
         for number, (start, size) in enumerate(zip(first.tolist(), sizes.tolist(), strict=True)):
             members = order[start : start + size]
             x[number] = rows.x[members].mean(axis=0, dtype=np.float64)
-            y[number] = np.bincount(rows.labels[members]).argmax()
+            if rows.labelled:
+                y[number] = np.bincount(rows.labels[members]).argmax()
         group = None
         if rows.group is not None:
             group = rows.group[order[first]]

@@ -45,3 +45,11 @@ def class_slopes(outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) 
 def label_losses(outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
     """Return the binary cross-entropy of labels, with one logit for each label."""
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction=reduction)
+
+
+def token_losses(outputs: Tensor, targets: Tensor, padding: int) -> Tensor:
+    """Return the cross-entropy of the token at each place, 0 at places with the padding: ``[..., tokens]``."""
+    each = F.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=padding, reduction="none"
+    )
+    return each.view(targets.shape)

@@ -54,6 +54,7 @@ NUMBER_RANGES = {
     "rmse": Range(0),
     "r2": Range(high=1, undefined=True),
 }
+TOKEN_RANGES = {"loss": Range(0), "accuracy": Range(0, 1), "perplexity": Range(1)}
 SURVIVAL_RANGES = {"loss": Range(0), "concordance": Range(0, 1, undefined=True)}
 
 

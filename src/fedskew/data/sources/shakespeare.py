@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ def shakespeare(
     stride: Annotated[int, AtLeastOne] = 20,
     test: TestShare = 0.2,
     roles: Annotated[int | None, AtLeastOne] = None,
+    targets: Literal["next", "sequence"] = "next",
 ) -> Arrays:
     """The next of 80 characters after 80 others, in the plays of Shakespeare, with the speaking role as group (LEAF).
 
@@ -60,6 +61,8 @@ def shakespeare(
         stride: characters from one row to the next; LEAF has 1, which is 4.2 million rows and several gigabytes
         test: share of every role's text, at its end, that is for test
         roles: how many roles, those with the most text; by default all, 1,130 with windows of 80
+        targets: next for the character after each window, a class; sequence for the one after each of its characters,
+            for task=next-token
     """
     path = find("shakespeare", _FILE)
     with reading(path):
@@ -72,7 +75,7 @@ def shakespeare(
             f"shakespeare: no role has more than window={window} characters in {path}: use a smaller one, or put the "
             "published file there"
         )
-    trained, tested = _Windows(window, stride), _Windows(window, stride)
+    trained, tested = _Windows(window, stride, targets), _Windows(window, stride, targets)
     for number, role in enumerate(names):
         tokens = _tokens(said[role])
         cut = len(tokens) - int(test * len(tokens))
@@ -90,22 +93,32 @@ def shakespeare(
 
 
 class _Windows:
-    """Collects the windows of texts, and the token after each of them."""
+    """Collects the windows of texts, and the token after each of them or (``sequence``) of their tokens."""
 
-    def __init__(self, window: int, stride: int) -> None:
+    def __init__(self, window: int, stride: int, targets: str) -> None:
         self.window = window
         self.stride = stride
+        self.sequence = targets == "sequence"
         self.x: list[NDArray[Any]] = [np.zeros((0, window), dtype=np.uint8)]
-        self.y: list[NDArray[Any]] = [np.zeros(0, dtype=np.uint8)]
+        self.y: list[NDArray[Any]] = [np.zeros(self._of_targets(), dtype=np.uint8)]
         self.roles: list[Ints] = [np.zeros(0, dtype=np.int64)]
+
+    def _of_targets(self) -> tuple[int, ...]:
+        """Return the shape of the targets of no window."""
+        if self.sequence:
+            return (0, self.window)
+        return (0,)
 
     def add(self, tokens: NDArray[Any], role: int) -> None:
         """Add the windows of a text, if it is longer than one."""
         if len(tokens) <= self.window:
             return
-        views = np.lib.stride_tricks.sliding_window_view(tokens[:-1], self.window)[:: self.stride]
-        self.x.append(views)
-        self.y.append(tokens[self.window :: self.stride])
+        views = np.lib.stride_tricks.sliding_window_view(tokens, self.window + 1)[:: self.stride]
+        self.x.append(views[:, :-1])
+        if self.sequence:
+            self.y.append(views[:, 1:])
+        else:
+            self.y.append(views[:, -1])
         self.roles.append(np.full(len(views), role))
 
     def rows(self, overlap: bool) -> Rows:
