@@ -99,6 +99,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.tasks.multilabel import Multilabel as Multilabel
     from fedskew.tasks.next_token import NextToken as NextToken
     from fedskew.tasks.regression import Regression as Regression
+    from fedskew.tasks.sequence_regression import SequenceRegression as SequenceRegression
     from fedskew.tasks.survival import Survival as Survival
     from fedskew.tasks.task import Task as Task
     from fedskew.testing import check as check
@@ -125,6 +126,7 @@ _PUBLIC = {
     "Classification": "fedskew.tasks.classification",
     "Multilabel": "fedskew.tasks.multilabel",
     "NextToken": "fedskew.tasks.next_token",
+    "SequenceRegression": "fedskew.tasks.sequence_regression",
     "Survival": "fedskew.tasks.survival",
     "Task": "fedskew.tasks.task",
     "advise": "fedskew.advice.advise",

@@ -66,6 +66,7 @@ def test_all_of_them():
         "multilabel",
         "next-token",
         "regression",
+        "sequence-regression",
         "survival",
     ]
 

@@ -150,7 +150,9 @@ def _print_split(
             f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items()
         )
         if not means and view == "labels":
-            means = "not measured: the targets are not classes (--bins 5)"
+            means = "not measured: the targets are not classes"
+            if fed.data.target in ("number", "labels"):
+                means += " (--bins 5)"
         print(f"{view + ', mean of all pairs':28}{means}")
     _print_others(out, fed)
     print(f"folder: {out}")

@@ -200,8 +200,8 @@ def number_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.floa
     return np.stack(every, axis=1)
 
 
-def token_matrix(name: str, columns: "Mapping[str, Column]", vocabulary: int) -> NDArray[np.int64]:
-    """Columns of tokens as a matrix: whole numbers below the vocabulary, and -1 where a row has none."""
+def token_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.int64]:
+    """Columns of tokens as a matrix: whole numbers, -1 where a row has none."""
     import pandas as pd
 
     every = []
@@ -209,8 +209,8 @@ def token_matrix(name: str, columns: "Mapping[str, Column]", vocabulary: int) ->
         refuse_missing(name, f"column {title!r}", column)
         if not pd.api.types.is_integer_dtype(column.dtype):
             raise FedskewError(
-                f"{name}: column {title!r} of y holds {column.dtype} values, and target=tokens takes whole numbers, "
-                f"0 … {vocabulary - 1} or {PADDING}: correct it"
+                f"{name}: column {title!r} of y holds {column.dtype} values, and target=tokens takes whole numbers "
+                f"from 0, or {PADDING} where there is none: correct it"
             )
         every.append(column.to_numpy(dtype=np.int64))
     return np.stack(every, axis=1)

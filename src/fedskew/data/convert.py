@@ -454,6 +454,11 @@ def _targets(
     """
     if classes is not None and target not in ("class", "tokens"):
         raise FedskewError(f"{name}: classes= is for targets that are classes: leave it out")
+    for part in parts:
+        if len(part.y) != len(parts[0].y):
+            raise FedskewError(
+                f"{name}: y has {len(parts[0].y)} columns in one part and {len(part.y)} in another: give as many in all"
+            )
     if target == "labels":
         return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)
     if target == "numbers":
@@ -471,11 +476,8 @@ def _tokens(
     name: str, parts: list[Loose], classes: "int | Sequence[str] | None"
 ) -> tuple[list[Targets], tuple[str, ...]]:
     """The tokens of the parts, and the vocabulary: that declared, or all numbers up to the largest token."""
-    vocabulary: tuple[str, ...] = ()
-    if classes is not None:
-        vocabulary = declared(name, classes)
-    matrices: list[Targets] = [token_matrix(name, part.y, len(vocabulary)) for part in parts]
+    matrices: list[Targets] = [token_matrix(name, part.y) for part in parts]
     if classes is None:
         largest = max(int(matrix.max(initial=0)) for matrix in matrices)
-        vocabulary = declared(name, max(largest + 1, 2))
-    return matrices, vocabulary
+        classes = max(largest + 1, 2)
+    return matrices, declared(name, classes)
