@@ -1,6 +1,6 @@
 """Data sets from arrays, tensors and data frames in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -454,17 +454,8 @@ def _targets(
     """
     if classes is not None and target not in ("class", "tokens"):
         raise FedskewError(f"{name}: classes= is for targets that are classes: leave it out")
-    for part in parts:
-        if len(part.y) != len(parts[0].y):
-            raise FedskewError(
-                f"{name}: y has {len(parts[0].y)} columns in one part and {len(part.y)} in another: give as many in all"
-            )
-    if target == "labels":
-        return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)
-    if target == "numbers":
-        return [number_matrix(name, part.y) for part in parts], tuple(parts[0].y)
-    if target == "tokens":
-        return _tokens(name, parts, classes)
+    if target in MATRICES:
+        return matrices_of(name, parts, target, classes)
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, "y", column) for column in columns], ()
@@ -472,12 +463,31 @@ def _targets(
     return list(labels), names
 
 
-def _tokens(
-    name: str, parts: list[Loose], classes: "int | Sequence[str] | None"
+_MATRIX_OF: "dict[Target, Callable[[str, Mapping[str, Column]], Targets]]" = {
+    "labels": label_matrix,
+    "numbers": number_matrix,
+    "tokens": token_matrix,
+}
+
+
+def matrices_of(
+    name: str, parts: list[Loose], target: Target, classes: "int | Sequence[str] | None" = None
 ) -> tuple[list[Targets], tuple[str, ...]]:
-    """The tokens of the parts, and the vocabulary: that declared, or all numbers up to the largest token."""
-    matrices: list[Targets] = [token_matrix(name, part.y) for part in parts]
+    """Return the targets of the parts, with several values per row, and the names of labels, numbers or tokens.
+
+    The vocabulary is that declared, or all numbers up to the largest token.
+    """
+    first = parts[0].y
+    matrices = []
+    for part in parts:
+        if len(part.y) != len(first):
+            raise FedskewError(
+                f"{name}: y has {len(first)} columns in one part and {len(part.y)} in another: give as many in all"
+            )
+        matrices.append(_MATRIX_OF[target](name, part.y))
+    if target != "tokens":
+        return matrices, tuple(first)
     if classes is None:
-        largest = max(int(matrix.max(initial=0)) for matrix in matrices)
-        classes = max(largest + 1, 2)
+        largest = np.concatenate(matrices).max(initial=1)
+        classes = int(largest) + 1
     return matrices, declared(name, classes)

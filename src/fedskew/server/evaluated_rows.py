@@ -115,7 +115,8 @@ class EvaluatedRows:
     def found_each(self, state: Tensors, pieces: Sequence[Ints]) -> Iterator[Found]:
         """Yield what one model makes of each client's rows, on the host; small clients share a forward pass."""
         if not self.task.rows_alone:
-            yield from (self.found(state, piece) for piece in pieces)
+            for piece in pieces:
+                yield self.found(state, piece)
             return
         for some in _batches(pieces, self.runner.inference.rows_at_once):
             found = self.found(state, joined(some))
@@ -146,8 +147,10 @@ class EvaluatedRows:
         if self.task.rows_alone:
             losses, scores = self.row_scores(state, joined(pieces))
             return means_of(losses, scores, sizes_of(pieces))
-        each = [on_host(self.found(state, piece).losses) for piece in pieces]
-        losses = np.concatenate([np.empty(0), *each])
+        each = [np.empty(0)]
+        for piece in pieces:
+            each.append(on_host(self.found(state, piece).losses))
+        losses = np.concatenate(each)
         return means_of(losses, losses, sizes_of(pieces))
 
     def of_own_models(

@@ -145,6 +145,8 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
     algorithm.check_clients(job.partition.clients)
     algorithm.trainable(job.layout, 0, 1)  # raises an error for a part that the model does not have
     _check_task(job, settings)
+    _check_rows_alone(job)
+    _check_features_of_tokens(job)
     _check_schedule(job, settings)
     _check_aggregation(job, per_round)
     _check_adaptation(job)
@@ -161,12 +163,6 @@ def _check_task(job: Job, settings: Settings) -> None:
         if name not in task.metric_names:
             raise unknown(f"metric of task {task.label()}", name, task.metric_names)
     task.headline(settings.metric)  # likewise
-    _check_rows_alone(job)
-    if task.target == "tokens" and "features" in algorithm.requires:
-        raise FedskewError(
-            f"{algorithm.label()} looks at one vector of features per row, and task {task.label()} has one per token: "
-            "use another method"
-        )
     needs_classes = {"classes", "class_counts"} & algorithm.requires
     if task.target == "class":
         if needs_classes and task.width(job.classes) != job.classes:
@@ -194,6 +190,15 @@ def _check_task(job: Job, settings: Settings) -> None:
         raise refusal("looks at")
     # A selection that asks for the class counts of clients is refused when it does
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
+
+
+def _check_features_of_tokens(job: Job) -> None:
+    """Raise an error for methods that look at the features of rows, where every token has its own."""
+    if job.task.target == "tokens" and "features" in job.algorithm.requires:
+        raise FedskewError(
+            f"{job.algorithm.label()} looks at one vector of features per row, and task {job.task.label()} has one per "
+            "token: use another method"
+        )
 
 
 def _check_rows_alone(job: Job) -> None:

@@ -343,16 +343,7 @@ class Task:
 
     def _check_targets(self, outputs: Tensor, targets: Tensor, where: str) -> None:
         """Raise an error for outputs or targets of another kind than the task takes."""
-        kinds = {
-            "class": targets.dim() == 1
-            and not targets.is_floating_point()
-            and targets.dtype != torch.bool,
-            "number": targets.dim() == 1 and targets.is_floating_point(),
-            "labels": targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all()),
-            "numbers": targets.dim() == 2 and targets.is_floating_point(),
-            "tokens": targets.dim() == 2 and targets.dtype == torch.int64,
-        }
-        if not kinds[self.target]:
+        if not _are_of(self.target, targets):
             raise FedskewError(
                 f"{where} takes {_TARGETS[self.target]} as targets, got {_described(targets)}"
             )
@@ -423,6 +414,18 @@ class BuiltIn(Task):
             raise FedskewError(
                 f"task {self.label()}: class_weights has {len(weights)} numbers for {classes} {what}: give one for each"
             )
+
+
+def _are_of(kind: Target, targets: Tensor) -> bool:
+    """Return whether targets are of a kind."""
+    axes = 1 + (kind in MATRICES)
+    if targets.dim() != axes:
+        return False
+    if kind in ("number", "numbers"):
+        return targets.is_floating_point()
+    if kind == "labels":
+        return bool(((targets == 0) | (targets == 1)).all())
+    return not targets.is_floating_point() and targets.dtype != torch.bool
 
 
 def _check_outputs(outputs: Any) -> None:

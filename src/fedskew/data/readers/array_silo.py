@@ -14,13 +14,12 @@ from fedskew.data.cells import (
     label_matrix,
     names_in_order,
     number_groups,
-    number_matrix,
     numbers,
     numbers_of,
     refuse_one_class,
 )
 from fedskew.data.class_spellings import refuse_other_spellings
-from fedskew.data.convert import Loose
+from fedskew.data.convert import Loose, matrices_of
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.fitting import Description, Moments, Request, Silos
 from fedskew.data.readers.arrays import Arrays, factor_of, merged_moments, moments_of
@@ -116,13 +115,9 @@ def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Target
         matrices: list[Targets] = [label_matrix(name, part.y) for part in parts]
         counts = np.concatenate(matrices).sum(axis=0).tolist()
         return matrices, dict(zip(parts[0].y, counts, strict=True))
-    if target == "numbers":
-        several: list[Targets] = [number_matrix(name, part.y) for part in parts]
-        return several, dict.fromkeys(parts[0].y, 0)
-    if target == "tokens":
-        raise FedskewError(
-            f"{name}: clients in files of their own have no common vocabulary: give all rows in one file, or as arrays"
-        )
+    if target in ("numbers", "tokens"):
+        several, names = matrices_of(name, parts, target)
+        return several, dict.fromkeys(names, 0)
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, LABEL, column) for column in columns], {}

@@ -157,6 +157,17 @@ class Table:
             named.append(self.group)
         for column in named:
             need_column(where, column, self.train.columns)
+        self._check_target(where)
+        if self.window and self.duplicates == "drop":
+            raise FedskewError(
+                f"{where}: duplicates=drop would tear windows of window={self.window} rows apart: leave one of them out"
+            )
+        for frame in self._frames:
+            self._check_frame(where, frame)
+        if all(column in named for column in self.train.columns):
+            raise FedskewError(f"{where}: no feature column is left beside the label and the group")
+
+    def _check_target(self, where: str) -> None:
         if self.target == "tokens":
             raise FedskewError(
                 f"{where}: target=tokens is for arrays (an NPZ file, or split((x, y), task='next-token')), and this is "
@@ -167,14 +178,6 @@ class Table:
                 f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
                 "none: leave one of them out"
             )
-        if self.window and self.duplicates == "drop":
-            raise FedskewError(
-                f"{where}: duplicates=drop would tear windows of window={self.window} rows apart: leave one of them out"
-            )
-        for frame in self._frames:
-            self._check_frame(where, frame)
-        if all(column in named for column in self.train.columns):
-            raise FedskewError(f"{where}: no feature column is left beside the label and the group")
 
     def _check_frame(self, where: str, frame: "Frame") -> None:
         if not len(frame):
