@@ -38,7 +38,7 @@ ASKED = {
         "vehicles",
         "driving-behavior",
     ),
-    *("heart-disease", "natural", "vader"),
+    *("heart-disease", "natural", "tcga-brca", "vader"),
     *("csv", "parquet", "npz", "images", "silos"),
 }
 FETCHABLE = {

@@ -76,6 +76,19 @@ def test_windows(data_root: Path, stride: int):
     assert (data.train.series is None) == (stride > 10)
 
 
+@pytest.mark.parametrize("stride", [1, 15])
+def test_sequence_targets_are_the_rows_shifted_by_one(data_root: Path, stride: int):
+    write(data_root)
+    options = {"window": 10, "stride": stride, "test": 0.25}
+    following = fs.load("shakespeare", **options)
+    shifted = fs.load("shakespeare", targets="sequence", **options)
+    for one, other in ((following.train, shifted.train), (following.test, shifted.test)):
+        assert np.array_equal(one.x, other.x)
+        assert np.array_equal(other.y[:, :-1], one.x[:, 1:])
+        assert np.array_equal(other.y[:, -1], one.y)
+    assert fs.split(shifted, "natural").client_names == shifted.groups
+
+
 def test_clients_are_roles_and_train(data_root: Path):
     write(data_root)
     data = fs.load("shakespeare", window=10, stride=1)
