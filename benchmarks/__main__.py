@@ -3,6 +3,7 @@
 import sys
 
 from benchmarks import (
+    adapted_text,
     adapters,
     atlas_guards,
     atlas_pilot,
@@ -88,6 +89,7 @@ BENCHMARKS = {
     "fuzz_readers": fuzz_readers.main,
     "first_answers": first_answers.main,
     "adapters": adapters.main,
+    "adapted_text": adapted_text.main,
 }
 DEFAULT = ("engines", "methods", "evaluation", "scale", "generators")
 

@@ -39,7 +39,7 @@ ASKED = {
         "driving-behavior",
     ),
     *("heart-disease", "natural", "tcga-brca", "vader"),
-    *("csv", "parquet", "npz", "images", "silos"),
+    *("csv", "parquet", "npz", "npy", "images", "silos"),
 }
 FETCHABLE = {
     *(
