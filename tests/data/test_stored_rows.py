@@ -13,6 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.data import stored_rows
 from fedskew.data.convert import from_arrays
 from fedskew.data.stored_rows import StoredRows
+from fedskew.nodes.split_folder import load_split, read_origin, save_split
 
 ROWS = 240
 RNG = np.random.default_rng(0)
@@ -215,6 +216,23 @@ def test_comparisons_take_a_folder_of_npy_files(tmp_path: Path):
     )
     assert len(frame) == 4
     assert frame.filter(like="test_accuracy").notna().all(axis=None)
+
+
+@pytest.mark.parametrize("options", ["", ":test=0.25"])
+@pytest.mark.parametrize("skew", ["iid", "iid + relabel:fraction=0.5"])
+def test_split_writes_files_that_are_read_again(tmp_path: Path, options: str, skew: str):
+    data = tmp_path / "data"
+    data.mkdir()
+    np.save(data / "x.npy", IMAGES)
+    np.save(data / "y.npy", Y)
+    origin = read_origin(f"{data}{options}")
+    assert len(origin.data.train) == {"": ROWS, ":test=0.25": 180}[options]
+    fed = fs.split(origin.data, skew, 3)
+    save_split(tmp_path / "nodes", origin, fed, {"skew": skew}, files="arrays")
+    again = load_split(tmp_path / "nodes")
+    assert again.partition == fed.partition
+    np.testing.assert_array_equal(again.train.x, fed.train.x[:])
+    np.testing.assert_array_equal(again.train.y, fed.train.y)
 
 
 def test_predictions_take_the_bytes_that_trained():

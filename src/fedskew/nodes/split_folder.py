@@ -24,6 +24,7 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.csv_format import READ, CsvFormat, format_from, recognised
 from fedskew.data.readers.table import Table
 from fedskew.data.split_record import RECORD, read_split_record, sealed
+from fedskew.data.stored_rows import whole
 from fedskew.data.targets import Targets
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
@@ -33,7 +34,13 @@ from fedskew.runs.folder import PARTITION, new_folder, to_json
 Files: TypeAlias = Literal["same", "arrays", "index"]
 HETEROGENEITY, PICTURE = "heterogeneity.json", "picture"
 
-_OWN = ("csv", "parquet", "npz", "images")  # readers of files that have no published test part
+_OWN = (
+    "csv",
+    "parquet",
+    "npz",
+    "npy",
+    "images",
+)  # readers of files that have no published test part
 _ENDINGS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "arrays": ".npz", "index": ".npy"}
 _NEEDED = (
     "data",
@@ -245,6 +252,8 @@ def save_split(
     kind = _kind(origin, files)
     must_not_exist(place)
     _refuse_changed_values(fed, made_by, kind)
+    if kind == "arrays":
+        fed = _with_written_rows(fed)
     ending = _ENDINGS[kind]
     if kind == "csv" and _path(origin.choice).suffix == ".gz":
         ending += ".gz"
@@ -282,6 +291,18 @@ def _refuse_changed_values(fed: Federation, made_by: Mapping[str, Any], kind: st
         f"skew {made_by.get('skew')} changes values, which {files} cannot show, as they keep the input as it is: "
         "write arrays with --npz, or leave the treatment out"
     )
+
+
+def _with_written_rows(fed: Federation) -> Federation:
+    """Return a federation with the features that arrays hold: stored rows are written as they are used."""
+    data = replace(fed.data, train=_written_rows(fed.data.train), test=_written_rows(fed.data.test))
+    if fed.treated is None:
+        return replace(fed, data=data)
+    return replace(fed, data=data, treated=_written_rows(fed.treated))
+
+
+def _written_rows(rows: Rows) -> Rows:
+    return replace(rows, x=whole(rows.x, "split"))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
