@@ -12,6 +12,7 @@ import fedskew as fs
 from fedskew.core.errors import FedskewError
 from fedskew.data import stored_rows
 from fedskew.data.convert import from_arrays
+from fedskew.data.item_datasets import when_used
 from fedskew.data.stored_rows import StoredRows
 from fedskew.nodes.split_folder import load_split, read_origin, save_split
 
@@ -56,6 +57,19 @@ class Pairs(Dataset):
     def __getitem__(self, row: int):
         self.asked.append(row)
         return torch.from_numpy(self.x[row]), int(self.y[row])
+
+
+class Items(Dataset):
+    """Pairs of a list."""
+
+    def __init__(self, rows: list) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int):
+        return self.rows[row]
 
 
 class Crash(BaseException):
@@ -216,6 +230,14 @@ def test_comparisons_take_a_folder_of_npy_files(tmp_path: Path):
     )
     assert len(frame) == 4
     assert frame.filter(like="test_accuracy").notna().all(axis=None)
+
+
+def test_masks_of_true_and_false_are_no_pixels(tmp_path: Path):
+    masks = IMAGES > 128
+    np.save(tmp_path / "x.npy", masks)
+    for x in (masks, np.load(tmp_path / "x.npy", mmap_mode="r")):
+        data = from_arrays((x, Y))
+        assert np.asarray(data.train.x).max() == 1
 
 
 @pytest.mark.parametrize("options", ["", ":test=0.25"])

@@ -379,7 +379,7 @@ def _features(name: str, values: Any) -> Numbers:
     if x.size == 0:
         raise FedskewError(f"{name}: x of shape {x.shape} is empty")
     if x.dtype.kind == "b":
-        return x.astype(np.uint8)
+        return x.astype(np.int8)  # uint8 would be pixels
     return x
 
 
