@@ -240,6 +240,12 @@ def test_masks_of_true_and_false_are_no_pixels(tmp_path: Path):
         assert np.asarray(data.train.x).max() == 1
 
 
+def test_items_of_another_type_are_refused():
+    rows = [([0, 1], 0), ([0.5, 1.0], 1)] * 20
+    with pytest.raises(FedskewError, match="item 1 has features of type float64, and item 0"):
+        when_used("mine", Items(rows))[0][np.array([0, 1])]
+
+
 @pytest.mark.parametrize("options", ["", ":test=0.25"])
 @pytest.mark.parametrize("skew", ["iid", "iid + relabel:fraction=0.5"])
 def test_split_writes_files_that_are_read_again(tmp_path: Path, options: str, skew: str):

@@ -163,6 +163,11 @@ class ItemSource:
                         f"{self.name}: item {row} has features of shape {x.shape}, and item 0 of shape "
                         f"{self.shape[1:]}: make them equal"
                     )
+                if x.dtype != self.dtype:
+                    raise FedskewError(
+                        f"{self.name}: item {row} has features of type {x.dtype}, and item 0 of type {self.dtype}: "
+                        "give all of them one type"
+                    )
                 read[place] = x
         return read
 
@@ -190,6 +195,11 @@ class ColumnSource:
                 raise FedskewError(
                     f"{self.name}: row {index[place]} of {self.column} has shape {x.shape}, and row 0 has "
                     f"{self.shape[1:]}: make them equal by map"
+                )
+            if x.dtype != self.dtype:
+                raise FedskewError(
+                    f"{self.name}: row {index[place]} of {self.column} has type {x.dtype}, and row 0 has "
+                    f"{self.dtype}: give all of them one type by map"
                 )
             read[place] = x
         return read
