@@ -232,12 +232,35 @@ def test_comparisons_take_a_folder_of_npy_files(tmp_path: Path):
     assert frame.filter(like="test_accuracy").notna().all(axis=None)
 
 
+@pytest.mark.parametrize("kind", [">f4", ">f2"])
+def test_files_of_another_byte_order_give_the_same_bits(tmp_path: Path, kind: str):
+    np.save(tmp_path / "x.npy", X.astype(kind))
+    found = []
+    for x in (np.load(tmp_path / "x.npy", mmap_mode="r"), X.astype(kind)):
+        found.append(fs.train(fs.split((x, Y), "iid", 4), "logreg", **TRAINING))
+    assert same(*found)
+
+
 def test_masks_of_true_and_false_are_no_pixels(tmp_path: Path):
     masks = IMAGES > 128
     np.save(tmp_path / "x.npy", masks)
     for x in (masks, np.load(tmp_path / "x.npy", mmap_mode="r")):
         data = from_arrays((x, Y))
         assert np.asarray(data.train.x).max() == 1
+
+
+def test_a_number_beyond_float32_is_refused_by_its_row():
+    large = X.astype(np.float64)
+    large[7, 2] = 1e300
+    with pytest.raises(FedskewError, match=r"row 7 holds a number beyond the range of float32"):
+        fs.train(fs.split((Counted(large), Y), "iid", 4), "logreg", **TRAINING)
+
+
+def test_bytes_that_were_not_announced_are_refused():
+    source = Counted(IMAGES)
+    source.dtype = np.dtype(np.float32)
+    with pytest.raises(FedskewError, match="was read as uint8, expected float32"):
+        fs.train(fs.split((source, Y), "iid", 4), "logreg", **TRAINING)
 
 
 def test_items_of_another_type_are_refused():

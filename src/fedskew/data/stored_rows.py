@@ -151,16 +151,28 @@ class StoredRows:
                 f"{self.name}: {len(numbers)} rows from row {numbers[0]} on were read with shape {read.shape}, "
                 f"expected {(len(numbers), *self.source.shape[1:])}: correct __getitem__ or shape"
             )
-        if read.dtype.kind not in "biuf":
+        is_other = (read.dtype == _BYTES) != (self.stored == _BYTES)  # bytes may be pixels
+        if read.dtype.kind not in "biuf" or is_other:
             raise FedskewError(
                 f"{self.name}: row {numbers[0]} was read as {read.dtype}, expected {self.stored}"
             )
         if not self.in_memory and read.dtype.kind == "f":
-            good = np.isfinite(read).reshape(len(read), -1).all(axis=1)
-            if not good.all():
-                bad = int(numbers[np.argmin(good)])
-                raise FedskewError(f"{self.name}: row {bad} holds NaN or infinity: clean it")
-        return read
+            self._check_numbers(numbers, read)
+        # PyTorch has no numbers of another machine's byte order
+        return read.astype(read.dtype.newbyteorder("="), copy=False)
+
+    def _check_numbers(self, numbers: Ints, read: NDArray[Any]) -> None:
+        """Raise an error for NaN, infinity and what float32 cannot hold."""
+        with np.errstate(over="ignore"):
+            features = read.astype(np.float32, copy=False)
+        good = np.isfinite(features).reshape(len(read), -1).all(axis=1)
+        if good.all():
+            return
+        place = int(np.argmin(good))
+        what = "NaN or infinity"
+        if np.isfinite(read[place]).all():
+            what = "a number beyond the range of float32 (3.4e38)"
+        raise FedskewError(f"{self.name}: row {numbers[place]} holds {what}: clean it")
 
     def sample(self, most: int) -> NDArray[Any]:
         """Return at most so many rows as they are stored, at even steps."""
