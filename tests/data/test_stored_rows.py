@@ -263,6 +263,16 @@ def test_bytes_that_were_not_announced_are_refused():
         fs.train(fs.split((source, Y), "iid", 4), "logreg", **TRAINING)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("dtype", torch.float32), ("shape", None), ("shape", (ROWS, None))]
+)
+def test_sources_without_a_plain_shape_and_type_are_refused(name: str, value: object):
+    source = Counted(X)
+    setattr(source, name, value)
+    with pytest.raises(FedskewError, match="expected a type of NumPy and whole numbers"):
+        from_arrays((source, Y))
+
+
 def test_items_of_another_type_are_refused():
     rows = [([0, 1], 0), ([0.5, 1.0], 1)] * 20
     with pytest.raises(FedskewError, match="item 1 has features of type float64, and item 0"):

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import operator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -239,16 +240,23 @@ def is_source(x: Any) -> bool:
 
 def stored(name: str, x: Source) -> StoredRows:
     """Return the rows of a source; an error for what cannot be features."""
-    kind = np.dtype(x.dtype).kind
+    try:
+        kind = np.dtype(x.dtype).kind
+        sides = [operator.index(side) for side in x.shape]
+    except TypeError as problem:
+        raise FedskewError(
+            f"{name}: x has the dtype {x.dtype} and the shape {x.shape}, expected a type of NumPy and whole numbers: "
+            f"{problem}"
+        ) from None
     if kind not in "biuf":
         raise FedskewError(f"{name}: x holds {x.dtype} values, not numbers")
-    if len(x.shape) < 2:
+    if len(sides) < 2:
         raise FedskewError(
             f"{name}: x of shape {x.shape} has no features; use shape (rows, 1) for a single feature"
         )
-    if not math.prod(x.shape):
+    if not math.prod(sides):
         raise FedskewError(f"{name}: x of shape {x.shape} is empty")
-    if len(x) != x.shape[0]:
+    if len(x) != sides[0]:
         raise FedskewError(f"{name}: x of shape {x.shape} has {len(x)} rows: correct its shape")
     if isinstance(x, np.memmap):
         x = MappedRows(x)
