@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from fedskew.algorithms.attack import hostile_clients
+from fedskew.algorithms.poison import FlippedLabels
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
@@ -145,3 +148,14 @@ def test_what_changes_updates_is_refused(desk: Any, method: str, attack: str):
     with pytest.raises(FedskewError, match="no updates are sent that kind=") as said:
         desk.training(f"{method} + attack:{attack}")
     assert "use kind=label-flip, or kind=backdoor with strength=1" in str(said.value)
+
+
+def test_rows_that_hostile_clients_share_are_not_flipped():
+    rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 1, 2, 0]))
+    shared = Partition.from_lists([[0, 1], [1, 2], [3]])
+    flip = FlippedLabels(lambda seed, clients: np.array([0, 1]))
+    with pytest.raises(FedskewError, match="leave overlap out"):
+        flip.poisoned(rows, shared, ("a", "b", "c"), 0)
+    alone = FlippedLabels(lambda seed, clients: np.array([2]))
+    poisoned, _ = alone.poisoned(rows, shared, ("a", "b", "c"), 0)
+    assert poisoned.y.tolist() == [0, 1, 2, 2]

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
@@ -34,7 +37,13 @@ class FlippedLabels(Poison):
     ) -> tuple[Rows, Partition]:
         """Return the rows with other labels at hostile clients, and the same partition."""
         y = rows.y.copy()
+        clients_of_rows = np.bincount(partition.rows, minlength=len(rows))
         for client in self.hostile(seed, partition.clients).tolist():
             held = partition.of(client)
+            if (clients_of_rows[held] > 1).any():
+                raise FedskewError(
+                    "attack:kind=label-flip changes the labels of rows, and hostile clients share rows with others "
+                    "(overlap=true): leave overlap out"
+                )
             y[held] = len(classes) - 1 - y[held]
         return replace(rows, y=y), partition
