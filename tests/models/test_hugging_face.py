@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedskew as fs
+from fedskew.core.errors import FedskewError
 from fedskew.models.build import build
 
 CLASSES = 3
@@ -125,3 +126,14 @@ def test_a_damaged_file_of_weights_is_refused(tmp_path: Path):
     (folder / "model.safetensors").write_bytes(whole[:-50])
     with pytest.raises(fs.FedskewError, match="cannot be read"):
         build(f"hf:path={folder}", (12,), CLASSES, seed=0)
+
+
+def test_a_model_without_padding_is_refused_by_the_name_of_its_setting(tmp_path: Path):
+    transformers = pytest.importorskip("transformers", reason="needs fedskew[hf]")
+    sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 20}
+    for padding in (None, 0):
+        config = transformers.GPT2Config(**sizes, num_labels=CLASSES, pad_token_id=padding)
+        transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / str(padding))
+    with pytest.raises(FedskewError, match="Set pad_token_id in its config"):
+        build(f"hf:path={tmp_path / 'None'}", (12,), CLASSES, seed=0)
+    build(f"hf:path={tmp_path / '0'}", (12,), CLASSES, seed=0)

@@ -76,6 +76,7 @@ def hf(
     made = _made(folder, _MAKERS[kind], classes)
     model: Answers
     if kind == "text":
+        _check_batches(folder, made)
         model = OfTokens(made, config.get("pad_token_id"))
     else:
         model = OfImages(made, None)
@@ -133,6 +134,20 @@ def _made(folder: Path, maker: str, classes: int) -> nn.Module:
         reason = str(problem).strip().splitlines()[0]
         raise FedskewError(f"model hf: {folder} cannot be read as {maker}: {reason}") from problem
     return made
+
+
+def _check_batches(folder: Path, made: nn.Module) -> None:
+    """Raise an error for a model that takes texts one by one alone, as those of the GPT family do without padding."""
+    if torch.get_default_device().type == "meta":
+        return
+    two_texts = torch.zeros((2, 1), dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            made(input_ids=two_texts)
+    except ValueError as problem:
+        raise FedskewError(
+            f"model hf: {folder} answers no batch of texts: {problem} Set pad_token_id in its config.json"
+        ) from problem
 
 
 def _freeze_all_but_the_last(model: nn.Module) -> None:
