@@ -296,6 +296,18 @@ def test_split_writes_files_that_are_read_again(tmp_path: Path, options: str, sk
     np.testing.assert_array_equal(again.train.y, fed.train.y)
 
 
+def test_predictions_refuse_images_that_are_scaled_already():
+    run = fs.train(fs.split((IMAGES, Y), "iid", 4), "logreg", **TRAINING)
+    test = run.server.fed.test
+    for scaled in (test.x[:], IMAGES / 255):
+        with pytest.raises(FedskewError, match="divided by 255 already"):
+            run.predict(scaled)
+    with pytest.raises(FedskewError, match="scaled when they are read"):
+        run.predict(test.x)
+    for raw in (IMAGES, IMAGES.astype(np.float64), np.zeros((2, 3, 6, 6))):
+        assert len(run.predict(raw)) == len(raw)
+
+
 def test_predictions_take_the_bytes_that_trained():
     run = fs.train(fs.split((IMAGES, Y), "iid", 4), "logreg", **TRAINING)
     found = run.predict(IMAGES[run.server.fed.test.x.source[:, 0, 0, 0].argsort()[:5]])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NATS = 2.0  # by which rows must fit features better than the training rows, on average over columns
 MILLION_TO_ONE = math.log(1e6)  # nats that all columns must give together
 _NUMBERS = 1 << 22  # that are looked at
+_OF_BYTES = 1 / 255  # the factor of images of bytes
 _LARGEST = 1e6  # of a feature; rows with larger numbers are none
 
 
@@ -36,9 +37,13 @@ def refuse_encoded(name: str, pipeline: Pipeline, data: Any) -> None:
     deviation of the training rows, by the likelihood of a normal distribution. All columns must fit features better,
     by ``NATS`` on average and a million to one together, and all numbers must fit a standard normal distribution to
     one nat. A column of whole numbers is not a feature. Nothing is said where the two scales are near each other.
+    Images of bytes are told by their range.
     """
     if isinstance(pipeline, Schema):
         columns = _of_table(pipeline, data)
+    elif _are_of_bytes(pipeline):
+        _refuse_shares_of_bytes(name, data)
+        return
     else:
         columns = _of_arrays(pipeline, data)
     if _are_features(columns):
@@ -48,15 +53,37 @@ def refuse_encoded(name: str, pipeline: Pipeline, data: Any) -> None:
 def refuse_rows_of(fed: Federation, data: Any) -> None:
     """Raise an error for arrays of a federation itself, which hold features."""
     pipeline = fed.data.pipeline
-    if not isinstance(pipeline, Scaling) or not isinstance(data, np.ndarray):
+    if not isinstance(pipeline, Scaling) or not isinstance(data, (np.ndarray, StoredRows)):
         return
     if not any(pipeline.offset) and set(pipeline.factor) == {1.0}:
         return
+    if isinstance(data, StoredRows):
+        raise FedskewError(
+            "the data: these rows are scaled when they are read, and the model scales rows itself: give the raw rows, "
+            "as they were given to split (not fed.test.x)"
+        )
     for rows in (fed.train, fed.test, fed.validation):
         if rows is None or isinstance(rows.x, StoredRows):
             continue  # which hold no features
         if np.may_share_memory(rows.x, data):
             raise _refusal("the data")
+
+
+def _are_of_bytes(scaling: Scaling) -> bool:
+    """Return whether rows are images of bytes, whose 255 becomes 1."""
+    return not any(scaling.offset) and set(scaling.factor) == {_OF_BYTES}
+
+
+def _refuse_shares_of_bytes(name: str, x: NDArray[Any]) -> None:
+    """Raise an error for images that were divided by 255 already: fractions, and none above 1."""
+    x = x[:: 1 + x.size // _NUMBERS]
+    if not np.issubdtype(x.dtype, np.floating) or np.abs(x).max(initial=0) > 1:
+        return
+    if np.any(x % 1):
+        raise FedskewError(
+            f"{name}: these images are divided by 255 already, and the model does that itself: give pixels from 0 to "
+            "255, as in training"
+        )
 
 
 def _refusal(name: str) -> FedskewError:
