@@ -20,6 +20,8 @@ from fedskew.data.stored_rows import Source, is_source
 # Which have an end
 _SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)
 
+_COMPARED = 10  # items whose labels are compared with those that a data set lists
+
 
 def gives_items(value: Any) -> bool:
     """Return whether an object gives its rows one by one, and is no array or collection."""
@@ -94,17 +96,28 @@ def of_clients(
 def when_used(name: str, data: Any) -> tuple[Source, list[Any]]:
     """Return the features of a data set, which are read when they are used, and its labels.
 
-    Labels are those in ``targets`` or ``labels``, as torchvision names them; else every item is read once for its own.
+    Labels are those in ``targets`` or ``labels``, as torchvision names them, if the labels of some items are the same
+    (they are not with a target_transform); else every item is read once for its own.
     """
     rows = _length(name, data)
     for attribute in ("targets", "labels"):
-        known = getattr(data, attribute, None)
-        if known is not None and len(known) == rows:
-            return ItemSource(name, data), np.asarray(known).tolist()
+        known: Any = getattr(data, attribute, None)
+        if hasattr(known, "__len__") and len(known) == rows:
+            labels = np.asarray(known).tolist()
+            if _are_labels_of(name, data, labels):
+                return ItemSource(name, data), labels
     labels = []
     for row in range(rows):
         labels.append(_pair(name, row, data[row])[1])
     return ItemSource(name, data), labels
+
+
+def _are_labels_of(name: str, data: Any, labels: Sequence[Any]) -> bool:
+    """Return whether some items at even steps have these labels."""
+    for row in np.unique(np.linspace(0, len(labels) - 1, _COMPARED).astype(np.int64)).tolist():
+        if _pair(name, row, data[row])[1] != labels[row]:
+            return False
+    return True
 
 
 def has_named_columns(data: Any) -> bool:

@@ -155,7 +155,7 @@ def split(
         classes: of arrays, a data frame or a data set of PyTorch, how many classes there are, 0 … K-1, or their names,
             where some may have no row (a vocabulary); by default those with rows
         lazy: read the items of data sets of PyTorch when they are used, instead of collecting them in memory; their
-            labels are ``targets`` or ``labels`` where they have these, and else every item is read once for its label
+            labels are ``targets`` or ``labels`` where these are those of the items, and else every item is read once
 
     >>> fed = split(load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
     >>> fed.clients, len(fed.partition.rows)
