@@ -1,6 +1,9 @@
 """Rows that stay as they are stored: what reads them, what refuses them, and in which forms they come."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import numpy as np
 import pandas as pd
@@ -271,6 +274,27 @@ def test_sources_without_a_plain_shape_and_type_are_refused(name: str, value: ob
     setattr(source, name, value)
     with pytest.raises(FedskewError, match="expected a type of NumPy and whole numbers"):
         from_arrays((source, Y))
+
+
+def test_a_source_is_asked_by_one_thread_at_a_time():
+    entered = []
+
+    class Watched(Counted):
+        def __getitem__(self, index: np.ndarray) -> np.ndarray:
+            entered.append(1)
+            assert len(entered) == 1
+            meeting.wait()  # both threads have begun
+            sleep(0.05)
+            entered.pop()
+            return super().__getitem__(index)
+
+    meeting = Event()
+    rows = stored_rows.stored("mine", Watched(X))
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(rows.raw, np.array([row])) for row in (0, 1)]
+        meeting.set()
+        found = [future.result() for future in asked]
+    np.testing.assert_array_equal(np.concatenate(found), X[:2])
 
 
 def test_labels_are_those_of_the_items():

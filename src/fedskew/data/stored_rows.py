@@ -4,6 +4,7 @@ import math
 import mmap
 import operator
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -58,6 +59,23 @@ class MappedRows:
             self._file.madvise(mmap.MADV_DONTNEED)
             self._read = 0
         return rows
+
+
+class InTurn:
+    """A source of the user's, which is asked by one thread at a time: the clients of a round may train in several."""
+
+    def __init__(self, source: Source) -> None:
+        self.shape = tuple(source.shape)
+        self.dtype = source.dtype
+        self._source = source
+        self._turn = Lock()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: Ints) -> NDArray[Any]:
+        with self._turn:
+            return self._source[index]
 
 
 def _file_of(array: "np.memmap[Any, Any]") -> mmap.mmap | None:
@@ -259,8 +277,8 @@ def stored(name: str, x: Source) -> StoredRows:
     if len(x) != sides[0]:
         raise FedskewError(f"{name}: x of shape {x.shape} has {len(x)} rows: correct its shape")
     if isinstance(x, np.memmap):
-        x = MappedRows(x)
-    return StoredRows(x, name)
+        return StoredRows(MappedRows(x), name)
+    return StoredRows(InTurn(x), name)
 
 
 def stays_as_it_is(x: NDArray[Any]) -> bool:
