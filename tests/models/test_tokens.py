@@ -142,3 +142,17 @@ def test_fractions_are_no_tokens(rows, row: int):
     fed = fs.split((x, rows[1]), "iid", clients=3)
     with pytest.raises(FedskewError, match=r"row \d+ holds 0\.5, and the model looks tokens up"):
         fs.train(fed, made(Words), rounds=1, folder=False, device="cpu")
+
+
+@pytest.mark.parametrize(("token", "which"), [(VOCABULARY, "largest"), (-1, "smallest")])
+@pytest.mark.parametrize("part", ["training", "test"])
+def test_tokens_that_the_model_does_not_have_are_refused_before_training(
+    part: str, token: int, which: str
+):
+    x = np.random.default_rng(0).integers(0, VOCABULARY, (60, LENGTH))
+    y = np.arange(60) % 3
+    fed = fs.split((x, y), "iid", clients=3)
+    rows = {"training": fed.data.train, "test": fed.data.test}[part]
+    rows.x[9, 2] = token
+    with pytest.raises(FedskewError, match=f"{part} row 9, which has the {which} token, {token}"):
+        fs.train(fed, Words(), rounds=1, folder=False, device="cpu")

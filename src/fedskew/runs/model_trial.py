@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.core.errors import FedskewError
+from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.models.parameters import trainable
 from fedskew.models.tokens import as_input
@@ -28,6 +29,9 @@ def try_model(module: nn.Module, fed: Federation, task: Task) -> None:
     with torch.random.fork_rng(devices=[]):
         outputs = _try_answers(tried.eval(), rows, fed, task)
         task.check(outputs, y)
+        if not rows.is_floating_point():
+            _try_tokens(tried, "training", fed.train, fed, task)
+            _try_tokens(tried, "test", fed.test, fed, task)
         if len(rows) > 1:
             _try_step(tried.train(), rows, fed, task)
     added = sorted(_names(tried) ^ names)
@@ -50,6 +54,25 @@ def _try_answers(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) ->
         outputs = [_answered(tried, row[None], fed, task) for row in rows]
         _answered(tried, rows, fed, task)
     return torch.cat(outputs)
+
+
+def _try_tokens(tried: nn.Module, part: str, rows: Rows, fed: Federation, task: Task) -> None:
+    """Raise an error for a token that the model does not have; of rows that are not in memory none is looked at."""
+    if not isinstance(rows.x, np.ndarray) or not len(rows):
+        return
+    flat = rows.x.reshape(len(rows), -1)
+    extremes = {"smallest": int(flat.min(1).argmin()), "largest": int(flat.max(1).argmax())}
+    for which, row in extremes.items():
+        one = torch.from_numpy(np.array(rows.x[row])[None]).long()
+        with torch.no_grad():
+            try:
+                _answered(tried, one, fed, task)
+            except FedskewError as problem:
+                token = {"smallest": flat[row].min(), "largest": flat[row].max()}[which]
+                raise FedskewError(
+                    f"the model does not take {part} row {row}, which has the {which} token, {token:g}: give it a "
+                    f"larger vocabulary, or number tokens from 0 ({problem})"
+                ) from problem
 
 
 def _answered(tried: nn.Module, rows: Tensor, fed: Federation, task: Task) -> Tensor:
