@@ -42,8 +42,9 @@ def shape_for(spec: str) -> tuple[int, ...]:
     raise AssertionError(f"no shape fits {spec}")
 
 
-# Of models that take tokens, tests/data/test_shakespeare.py and tests/tasks/test_next_token.py
-ZOO = [spec for name in models if not name.startswith("char-") for spec in tiny(name)]
+# Of models that take tokens, tests/data/test_shakespeare.py and tests/tasks/test_next_token.py; of those in a folder,
+# tests/models/test_hugging_face.py
+ZOO = [spec for name in models if not name.startswith(("char-", "hf")) for spec in tiny(name)]
 
 
 @pytest.mark.parametrize("spec", ZOO)
