@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from statistics import median
 
-from benchmarks.workloads import CIFAR, HAR, MNIST, TINY, Workload
+from benchmarks.workloads import CIFAR, HAR, MNIST, TEXT, TINY, Workload
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import usable_cores
 from fedskew.engine.job import Engine
@@ -31,6 +31,12 @@ MODELS = [
     replace(CIFAR, title="ResNet-20 width 16 on 16x16", model="resnet20:width=16", shape=(3, 16, 16), rows=32),
     replace(CIFAR, title="ResNet-9 width 16 on 16x16", model="resnet9:width=16", shape=(3, 16, 16), rows=32),
     replace(CIFAR, title="ResNet-9 width 64 on 16x16", model="resnet9:width=64", shape=(3, 16, 16), rows=32),
+    replace(TEXT, title="LSTM 16 on 20 tokens", model="char-lstm:hidden=16,layers=1", shape=(20,)),
+    replace(TEXT, title="LSTM 32 on 40 tokens", model="char-lstm:hidden=32,layers=1"),
+    replace(TEXT, title="LSTM 2 x 64 on 80 tokens", model="char-lstm:hidden=64", shape=(80,)),
+    replace(TEXT, title="transformer 1 x 16 on 20 tokens", model="char-transformer:width=16,layers=1", shape=(20,)),
+    replace(TEXT, title="transformer 2 x 32 on 40 tokens", model="char-transformer:width=32"),
+    replace(TEXT, title="transformer 2 x 64 on 80 tokens", model="char-transformer", shape=(80,)),
 ]  # fmt: skip
 
 

@@ -34,14 +34,15 @@ class Workload:
     settings: dict[str, Any]
     wanted: float  # the least ratio of sequential to stacked time that we promise
     skew: str = "iid"
+    tokens: bool = False  # rows of as many tokens as there are classes, and not of numbers
 
     def federation(self) -> Federation:
         """Return a federation of the same random rows every time."""
         rng, count = np.random.default_rng(0), self.clients * self.rows
-        rows = Rows(
-            rng.standard_normal((count, *self.shape), dtype=np.float32),
-            rng.permutation(count) % self.classes,
-        )
+        x = rng.standard_normal((count, *self.shape), dtype=np.float32)
+        if self.tokens:
+            x = rng.integers(0, self.classes, x.shape).astype(np.float32)
+        rows = Rows(x, rng.permutation(count) % self.classes)
         names = tuple(map(str, range(self.classes)))
         data = Dataset(self.title, rows, rows.take(np.arange(1)), names)
         return Federation(data, partition_rows(self.skew, rows, self.clients, seed=0).partition)
@@ -76,6 +77,10 @@ HAR = Workload(
 CIFAR = Workload(
     "CIFAR-10 CNN, 30 clients, 10 a round",
     "cnn", (3, 32, 32), 10, 30, 250, {"per_round": 10, "batch_size": 32, "lr": 0.01}, 1.0, "dirichlet:alpha=0.5",
+)  # fmt: skip
+TEXT = Workload(
+    "tokens, 10 clients",
+    "char-lstm", (40,), 50, 10, 50, {"batch_size": 10, "lr": 0.1}, 1.0, tokens=True,
 )  # fmt: skip
 ALL = (TINY, MNIST, HAR, CIFAR)
 

@@ -20,7 +20,7 @@ def frozen_first() -> nn.Module:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = nn.LSTM(3, 4, batch_first=True)
+        self.rnn = nn.GRU(3, 4, batch_first=True)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

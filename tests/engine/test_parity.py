@@ -260,8 +260,8 @@ def test_a_layer_used_twice(lab):
 
 
 def test_the_rule_stacks_what_is_mostly_overhead():
-    small, large = Cost(10_000, 1, False, False), Cost(10**8, 1, False, False)
-    few, many = Cost(10_000, 1, True, False), Cost(10**7, 1, True, False)
+    small, large = (Cost(many, 1, False, False, False) for many in (10_000, 10**8))
+    few, many = (Cost(number, 1, True, False, False) for number in (10_000, 10**7))
     assert small.stacking_pays(clients=2)
     assert not small.stacking_pays(clients=1)
     assert not large.stacking_pays(clients=10)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedskew.core.trees import Tree, copied, tensors_of
 from fedskew.engine.augment import moves_of
+from fedskew.engine.cost import measure_cost
 from fedskew.engine.job import Job, Start
 from fedskew.engine.kept_outputs import CapturedOutputs
 from fedskew.engine.replay import Replay
@@ -56,7 +57,11 @@ class CapturedStack(Stack):
         super().__init__(job, channels_last, joint, own_lr)
         self.room = room
         self.slots = torch.arange(room.width, device=self.device)
-        most = _steps_at_once(job, room, _STEPS_AT_ONCE)
+        steps = _STEPS_AT_ONCE
+        if measure_cost(job.model, job.x, room.width).lstm:
+            steps = 1  # of over a thousand kernels: one is a graph that pays, and is captured soon
+        self.most_in_a_round = _STEPS_IN_A_ROUND // _STEPS_AT_ONCE * steps
+        most = _steps_at_once(job, room, steps)
         self.blocks = CapturedBlocks(job, room, most)
         self.outputs = CapturedOutputs(job, room, most)
         self.inside = False  # a round that is captured as a whole
@@ -106,7 +111,7 @@ class CapturedStack(Stack):
             return True
         measured = {"loss_before", "loss_after", "full_gradient", "class_features"}
         measures = (measured | {"candidate_losses"}) & self.requires
-        if measures or len(self.counts) > _STEPS_IN_A_ROUND:
+        if measures or len(self.counts) > self.most_in_a_round:
             return False
         return self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT
 

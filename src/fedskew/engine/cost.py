@@ -23,6 +23,8 @@ _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 7, 3
 # saves the overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache
 # and wins.
 STACK_BELOW = 10_000_000
+# Of models with an LSTM, whose layer in PyTorch is fast for one client (python -m benchmarks rule)
+STACK_LSTM_BELOW = 2_000_000
 # Of all clients of a round together: below this a second thread gains nothing, and is slow if it has to wait for a
 # core.
 THREADS_PAY_ABOVE = 1_500_000
@@ -33,9 +35,10 @@ class _RowCost:
     """The cost of one row through the model."""
 
     multiplications: int = 0
-    activations: int = 0
+    activations: int = 0  # bytes
     largest: int = 0  # numbers in the largest output of a layer
     convolutions: bool = False
+    lstm: bool = False
     batch_norm: bool = False
     weights: int = 0  # bytes of the model that a client has for itself
 
@@ -47,11 +50,15 @@ class Cost:
     multiplications_per_step: int  # forward pass only
     bytes_per_client: int
     convolutions: bool
+    lstm: bool
     batch_norm: bool
 
     def stacking_pays(self, clients: int) -> bool:
         """Return whether a CPU trains faster with all clients stacked than one after the other."""
-        return clients > 1 and self.multiplications_per_step < STACK_BELOW
+        most = STACK_BELOW
+        if self.lstm:
+            most = STACK_LSTM_BELOW
+        return clients > 1 and self.multiplications_per_step < most
 
     def channels_last(self) -> bool:
         """Return whether a loop over clients is faster in channels-last layout: convolutions without BatchNorm."""
@@ -67,9 +74,9 @@ class Cost:
 def measure_cost(model: nn.Module, x: Inputs, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
-    row = (math.prod(x.shape[1:]) + one.activations) * x.element_size()
+    row = math.prod(x.shape[1:]) * x.element_size() + one.activations
     memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row
-    return Cost(one.multiplications * batch, memory, one.convolutions, one.batch_norm)
+    return Cost(one.multiplications * batch, memory, one.convolutions, one.lstm, one.batch_norm)
 
 
 def largest_output(model: nn.Module, x: Inputs) -> int:
@@ -103,14 +110,16 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
     found = _RowCost()
 
     def count(module: nn.Module, _: object, output: object) -> None:
+        if isinstance(output, tuple):
+            output = output[0]
         if not isinstance(output, Tensor):
             return
-        found.activations += output.numel()
-        found.largest = max(found.largest, output.numel())
+        found.activations += output.nbytes
+        found.lstm |= isinstance(module, nn.LSTM)
+        found.largest = max(found.largest, _numbers_at_once(module, output))
         weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1:
-            found.convolutions |= weight.dim() > 2
-            found.multiplications += weight.numel() * output[0, 0].numel()
+        found.convolutions |= isinstance(weight, Tensor) and weight.dim() > 2
+        found.multiplications += _multiplications(module, output)
 
     handles = []
     for module in model.modules():
@@ -119,10 +128,51 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            model(row)
+        kept = _kept_by_autograd(model, row)
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
+    found.activations = max(found.activations, kept)
     return found
+
+
+def _multiplications(module: nn.Module, output: Tensor) -> int:
+    """Return the multiplications of one row with the weights of a layer."""
+    if isinstance(module, nn.RNNBase):
+        tokens = output.shape[int(module.batch_first)]
+        return tokens * sum(value.numel() for value in module.parameters() if value.dim() > 1)
+    weight = getattr(module, "weight", None)
+    looks_up = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    if looks_up or not isinstance(weight, Tensor) or weight.dim() < 2:
+        return 0
+    if weight.dim() == 2:
+        return weight.numel() * (output.numel() // len(weight))
+    return weight.numel() * output[0, 0].numel()
+
+
+def _numbers_at_once(module: nn.Module, output: Tensor) -> int:
+    """Return how many numbers a layer makes of one row: its output, or before it the gates of all tokens."""
+    if isinstance(module, nn.RNNBase):
+        recurrent = module.all_weights[0][1]  # of the first layer: gates x units, by units
+        return output.numel() * recurrent.numel() // recurrent.shape[1] ** 2
+    return output.numel()
+
+
+def _kept_by_autograd(model: nn.Module, row: Tensor) -> int:
+    """Return the bytes that a forward pass of one row leaves for the backward pass, without weights.
+
+    Some layers keep more than their output, as attention does its scores and an LSTM its gates.
+    """
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        place = value.untyped_storage().data_ptr()
+        if place not in own:
+            kept[place] = value  # held, so that nothing else gets its place
+        return value
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        model(row)
+    return sum(value.untyped_storage().nbytes() for value in kept.values())

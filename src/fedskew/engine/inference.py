@@ -13,8 +13,9 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
 from fedskew.engine.input_rows import Inputs
+from fedskew.engine.lstm import vmappable
 from fedskew.engine.stacked_model import StackedModel
-from fedskew.models.parameters import load_weights
+from fedskew.models.parameters import copied_model, load_weights
 from fedskew.tasks.task import Task
 
 # The data and the numbers of some rows -> their outputs
@@ -57,7 +58,7 @@ class Inference:
     """
 
     def __init__(self, model: nn.Module, x: Inputs) -> None:
-        self._model = copy.deepcopy(model).eval()
+        self._model = copied_model(model).eval()
         self.rows_at_once = rows_at_once(model, x)
         self._layout = fastest_layout(model, x)
         self._model = self._model.to(memory_format=self._layout)  # type: ignore[call-overload]
@@ -96,7 +97,7 @@ class Inference:
         ends = np.cumsum(sizes)
         every = torch.from_numpy(np.concatenate(pieces)).to(x.device)
         # functional_call leaves its tensors behind in a layer that is used twice
-        model = copy.deepcopy(self._model)
+        model = vmappable(copy.deepcopy(self._model))
         first = 0
 
         def under(tensors: Tensors, x: Tensor) -> Tensor:

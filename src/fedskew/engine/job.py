@@ -1,6 +1,5 @@
 """What stays the same over all rounds of a run, and the inputs and outputs of an engine."""
 
-import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +30,7 @@ from fedskew.engine.plan import Plan
 from fedskew.engine.sharing import WHOLE
 from fedskew.models.layout import Layout, head_module, layout
 from fedskew.models.low_rank import offset_names
-from fedskew.models.parameters import trainable
+from fedskew.models.parameters import copied_model, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
@@ -240,7 +239,7 @@ def make_job(
 
 def training_form(model: nn.Module, algorithm: Algorithm, settings: Settings) -> nn.Module:
     """Return a copy of a model as it is trained: with the method's adapters, and with BatchNorm that is frozen."""
-    model = copy.deepcopy(model)
+    model = copied_model(model)
     if algorithm.adapters is not None:
         model = algorithm.adapters.applied(model, settings.seed)
     return freeze_batch_norms(model, every=settings.norm == "frozen")

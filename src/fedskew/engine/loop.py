@@ -1,6 +1,5 @@
 """The reference engine: one client at a time, in plain PyTorch."""
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -42,7 +41,7 @@ from fedskew.engine.optimizer import state_of
 from fedskew.engine.plan import Plan
 from fedskew.engine.scheduled import run_schedule
 from fedskew.engine.synchronous_steps import synchronous_steps
-from fedskew.models.parameters import load_weights, trainable
+from fedskew.models.parameters import copied_model, load_weights, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 GRADIENTS_AT_ONCE = 64 << 20  # bytes of per-row gradients that are in memory together
@@ -59,7 +58,7 @@ class Loop:
         if clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             yield from _train_together(job, start, plan)
             return
-        worker = copy.deepcopy(job.model).train()
+        worker = copied_model(job.model).train()
         if self.channels_last and job.x.dim() == 4:
             worker = worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in range(len(plan.clients)):
@@ -80,7 +79,7 @@ class Loop:
         self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
     ) -> dict[str, Floats]:
         """Measure one client after the other, and for the variance of gradients one row after the other."""
-        worker = copy.deepcopy(job.model).eval()
+        worker = copied_model(job.model).eval()
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for i in range(len(plan.clients)):
             alone = plan.only(np.array([i]))

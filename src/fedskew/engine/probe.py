@@ -13,6 +13,7 @@ from fedskew.algorithms.selection import Probe
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, rows_of
 from fedskew.engine.job import LOCAL, RECEIVED, Job, Start
+from fedskew.engine.lstm import vmappable
 from fedskew.engine.plan import Plan
 
 
@@ -28,7 +29,7 @@ class StackedProbe:
         slots = np.arange(positions.shape[1])
         real = torch.from_numpy(slots < counts[:, None]).to(job.y.device, torch.float64)
         self.share = real / real.sum(1, keepdim=True)
-        self.model = copy.deepcopy(job.model).eval()
+        self.model = vmappable(copy.deepcopy(job.model).eval())
         own = {"": {**start.kept.get(RECEIVED, {}), **start.kept.get(LOCAL, {})}}
         self.kept = rows_of(own, torch.from_numpy(members))[""]
         everything = {**start.params, **start.buffers}

@@ -5,7 +5,6 @@ weights and their summed gradients are divided once. In both the next weights de
 simulated by one ordinary batch.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +20,7 @@ from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.input_rows import reads_rows
 from fedskew.engine.job import Job, ModelState, ScheduleResult
-from fedskew.models.parameters import load_weights, trainable
+from fedskew.models.parameters import copied_model, load_weights, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 _ROWS_AT_ONCE = 4096  # rows that are gathered ahead of the steps that use them
@@ -41,7 +40,7 @@ class _Trainer:
         self.job = job
         self.round = model.round
         self.reset_optimizer = reset_optimizer
-        self.worker = copy.deepcopy(job.model).train()
+        self.worker = copied_model(job.model).train()
         images_on_cpu = job.x.dim() == 4 and job.x.device.type == "cpu"
         if images_on_cpu and measure_cost(job.model, job.x, 1).channels_last():
             self.worker = self.worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -13,6 +13,7 @@ from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors
 from fedskew.engine.features import Tap, class_sums
 from fedskew.engine.job import CANDIDATES, Job, candidates_of
+from fedskew.engine.lstm import vmappable
 from fedskew.engine.plan import Plan
 from fedskew.engine.stack_hooks import RoundState
 
@@ -62,7 +63,7 @@ def add_full_gradient(job: Job, plan: Plan, state: RoundState) -> None:
 @torch.no_grad()
 def add_class_features(job: Job, plan: Plan, state: RoundState) -> None:
     """Add the sums of every client's features by class, over all of its rows, to ``state.class_features``."""
-    model = copy.deepcopy(job.model).eval()
+    model = vmappable(copy.deepcopy(job.model).eval())
     tap = Tap(model)
 
     def sums(tensors: Tensors, x: Tensor, y: Tensor, real: Tensor) -> Tensors:
@@ -96,7 +97,7 @@ def _all_rows(job: Job, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _losses(job: Job, plan: Plan, stacks: Tensors) -> Iterator[Tensor]:
     """Yield the sum of each client's losses over some of its rows, a batch at a time, until it has used all."""
-    model = copy.deepcopy(job.model).eval()
+    model = vmappable(copy.deepcopy(job.model).eval())
     tensors = _first(stacks, len(plan.sizes))
 
     def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from fedskew.engine.input_rows import Inputs, reads_rows
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
+from fedskew.engine.lstm import vmappable
 from fedskew.engine.plan import Plan
 from fedskew.engine.probe import StackedProbe
 from fedskew.engine.scheduled import run_schedule
@@ -258,10 +259,10 @@ _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
 
 def can_be_stacked(model: nn.Module, x: Inputs) -> bool:
-    """Return whether all layers run under ``vmap`` without a slow fallback (an LSTM does not); tested once a model."""
+    """Return whether all layers run under ``vmap`` without a slow fallback (a GRU does not); tested once a model."""
     if model not in _stackable:
         rows = x[:1].repeat(2, 2, *(1,) * (x.dim() - 1))
-        copied, _ = maskable(model)
+        copied = vmappable(maskable(model)[0])
         tensors = stacked({**dict(copied.named_parameters()), **dict(copied.named_buffers())}, 2)
 
         def outputs(tensors: Tensors, x: Tensor) -> Tensor:

@@ -15,11 +15,14 @@ from fedskew.batchnorm.masked import Mask, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine import layers as forms
 from fedskew.engine.device import Precision
+from fedskew.engine.lstm import vmappable
 from fedskew.engine.vmapped import NORMS, Vmapped
 from fedskew.models.blocks import Factor, GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
 from fedskew.models.low_rank import AdaptedConv1d, AdaptedConv2d, AdaptedConv3d, AdaptedLinear
 from fedskew.models.network import Network
+from fedskew.models.recurrent import TokenStates
+from fedskew.models.transformer import CausalTransformer
 
 # Layers that treat every row alone and have neither weights nor a state.
 _ROWWISE = (
@@ -33,7 +36,10 @@ _FIXED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, FrozenBat
 
 
 # Layers that have no form of their own, and draw no random numbers
-_QUIET = (*NORMS, FrozenBatchNorm, AdaptedLinear, AdaptedConv1d, AdaptedConv2d, AdaptedConv3d)
+_QUIET = (
+    *NORMS, FrozenBatchNorm, AdaptedLinear, AdaptedConv1d, AdaptedConv2d, AdaptedConv3d,
+    nn.Embedding, TokenStates, CausalTransformer,
+)  # fmt: skip
 
 
 class StackedModel:
@@ -58,6 +64,7 @@ class StackedModel:
         self.precision = precision
         self.training = training
         self.model, self.mask = maskable(model)
+        vmappable(self.model)
         self.model.train(training)
         head = None
         if features:

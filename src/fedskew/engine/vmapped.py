@@ -11,6 +11,7 @@ from fedskew.batchnorm.masked import Mask, MaskedBatchNorm
 from fedskew.core.trees import Tensors
 from fedskew.engine.features import Tap
 from fedskew.engine.layers import Layer, Run
+from fedskew.engine.lstm import VmappedLSTM
 
 # These never write to their input
 NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -38,6 +39,7 @@ class Vmapped(Layer):
         self.names = {name: names[id(value)] for name, value in module.named_parameters()}
         self.buffers = {name: names[id(value)] for name, value in module.named_buffers()}
         self.trained = trained
+        self.lstms = [part for part in module.modules() if isinstance(part, VmappedLSTM)]
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         """Return the module's outputs, and keep the leaves of its graph for the backward pass."""
@@ -107,7 +109,12 @@ class Vmapped(Layer):
             run_all = vmap(one_client, in_dims=in_dims, randomness="different")
         else:
             run_all = partial(_alone, one_client)
-        return run_all(x, real, *leaves.values())
+        for lstm in self.lstms:
+            lstm.alone = len(x) == 1 and not x.is_cuda
+        outputs = run_all(x, real, *leaves.values())
+        for lstm in self.lstms:
+            lstm.alone = False  # hooks run the same module under vmap
+        return outputs
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         """Add the gradients of the module's weights to ``run``, and return that of its input where it is wanted."""

@@ -1,11 +1,10 @@
 """Rows of tokens: whole numbers that a model looks up in an embedding, and does not calculate with."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from fedskew.core.errors import FedskewError
+from fedskew.models.parameters import copied_model
 
 _TRIED = 2  # rows
 
@@ -27,7 +26,7 @@ def takes_tokens(model: nn.Module, rows: Tensor) -> bool:
     """Return whether a model has an embedding, and answers whole numbers of an integer type alone."""
     if not any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in model.modules()):
         return False
-    tried = copy.deepcopy(model).eval()
+    tried = copied_model(model).eval()
     first = rows[:_TRIED].to(next(tried.parameters()).device)
     as_numbers = first.to(next(tried.parameters()).dtype)
     return not _answers(tried, as_numbers) and _answers(tried, first.round().abs().long())
