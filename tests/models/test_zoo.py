@@ -55,7 +55,8 @@ def size(spec: str, shape: tuple[int, ...], classes: int) -> int:
 
 def test_every_registered_model_is_among_the_small_ones():
     named = {spec.partition(":")[0] for spec, _ in SMALL.values()}
-    assert named | {"hf"} == set(models)  # hf is whatever a folder holds, see test_hugging_face.py
+    of_files = {"hf", "text-linear"}  # see test_hugging_face.py and test_text_linear.py
+    assert named | of_files == set(models)
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> int:
@@ -141,7 +142,9 @@ def loss_of(model: nn.Module):
     return loss
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "char-lstm"])  # no vmap
+@pytest.mark.parametrize(
+    "name", [name for name in SMALL if name != "char-lstm"]
+)  # see test_lstm.py
 def test_a_stack_of_copies_equals_each_copy_alone(name: str):
     spec, shape = SMALL[name]
     copies = [build(spec, shape, 4, seed).double().train() for seed in range(3)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.engine.input_rows import Inputs
 from fedskew.models.low_rank import FIXED
-from fedskew.models.parameters import frozen
+from fedskew.models.parameters import copied_model, frozen
 
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
@@ -121,18 +121,11 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
         found.convolutions |= isinstance(weight, Tensor) and weight.dim() > 2
         found.multiplications += _multiplications(module, output)
 
-    handles = []
-    for module in model.modules():
+    tried = copied_model(model).eval()
+    for module in tried.modules():
         if not list(module.children()):
-            handles.append(module.register_forward_hook(count))
-    training = model.training
-    model.eval()
-    try:
-        kept = _kept_by_autograd(model, row)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+            module.register_forward_hook(count)
+    kept = _kept_by_autograd(tried, row)
     found.activations = max(found.activations, kept)
     return found
 

@@ -22,6 +22,7 @@ from fedskew.models.layout import head_module
 from fedskew.models.low_rank import AdaptedConv1d, AdaptedConv2d, AdaptedConv3d, AdaptedLinear
 from fedskew.models.network import Network
 from fedskew.models.recurrent import TokenStates
+from fedskew.models.text_linear import MeanOfTokens
 from fedskew.models.transformer import CausalTransformer
 
 # Layers that treat every row alone and have neither weights nor a state.
@@ -38,7 +39,7 @@ _FIXED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, FrozenBat
 # Layers that have no form of their own, and draw no random numbers
 _QUIET = (
     *NORMS, FrozenBatchNorm, AdaptedLinear, AdaptedConv1d, AdaptedConv2d, AdaptedConv3d,
-    nn.Embedding, TokenStates, CausalTransformer,
+    nn.Embedding, TokenStates, CausalTransformer, MeanOfTokens,
 )  # fmt: skip
 
 
