@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms import FedRS as FedRS
     from fedskew.algorithms import FedSALoRA as FedSALoRA
     from fedskew.algorithms import FedSAM as FedSAM
+    from fedskew.algorithms import FedSB as FedSB
     from fedskew.algorithms import FedTAN as FedTAN
     from fedskew.algorithms import FedYogi as FedYogi
     from fedskew.algorithms import FFALoRA as FFALoRA

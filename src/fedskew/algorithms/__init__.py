@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.d_psgd import DPSGD as DPSGD
     from fedskew.algorithms.d_psgd import Gossip as Gossip
     from fedskew.algorithms.ditto import Ditto as Ditto
+    from fedskew.algorithms.fed_sb import FedSB as FedSB
     from fedskew.algorithms.fedala import FedALA as FedALA
     from fedskew.algorithms.fedamp import FedAMP as FedAMP
     from fedskew.algorithms.fedavg import FedAvg as FedAvg

@@ -26,7 +26,7 @@ PURPOSES = {
     ),
     "additions: servers between clients and the cloud": "hierarchical",
     "additions: low-rank adapters in place of the whole model": (
-        "lora ffa-lora flora fedex-lora fedsa-lora"
+        "lora ffa-lora flora fedex-lora fedsa-lora fed-sb"
     ),
     "additions: fewer bytes": "topk quantize",
     "additions: privacy, hostile clients and rules against them": (

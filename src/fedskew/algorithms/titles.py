@@ -13,6 +13,7 @@ _TITLES: Mapping[str, str] = {
     "d-psgd": "D-PSGD",
     "ditto": "Ditto",
     "dp": "DP",
+    "fed-sb": "Fed-SB",
     "fedadagrad": "FedAdagrad",
     "fedadam": "FedAdam",
     "fedala": "FedALA",

@@ -29,7 +29,7 @@ from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.engine.sharing import WHOLE
 from fedskew.models.layout import Layout, head_module, layout
-from fedskew.models.low_rank import offset_names
+from fedskew.models.low_rank import names_set_by_servers
 from fedskew.models.parameters import copied_model, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
@@ -197,7 +197,7 @@ def make_job(
     dtype = getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
-    frozen = (algorithm.batchnorm.frozen_names(names) | offset_names(model)) & moving
+    frozen = (algorithm.batchnorm.frozen_names(names) | names_set_by_servers(model)) & moving
     local = algorithm.local_names(names) | algorithm.batchnorm.local_names(names)
     local = (frozenset(local) | SETTING_POLICY[settings.norm].local_names(names)) & moving - frozen
     check_images(settings.augment, rows.x.shape[1:])

@@ -1,5 +1,7 @@
 """Low-rank adapters (LoRA): a frozen weight W0 plus ``scale * B A``, of which only A and B are trained.
 
+With ``trains_r`` it is ``scale * B R A``, of which only R is trained; the server finds A and B in the first round.
+
 ``AdapterLayout.applied`` puts them into a model before training, and ``merged`` returns a plain model with the products
 added to the weights. An adapted layer is a layer of the same kind whose weight is computed whenever it is read, so that
 everything that reads weights sees the adapted ones, the fast paths of PyTorch's transformer layers included.
@@ -21,13 +23,13 @@ from fedskew.core.trees import Tensors
 from fedskew.models.layout import head_module
 from fedskew.models.parameters import load_weights
 
-# The tensors of an adapted layer: W0, what the server has added to it, A and B
-FIXED, OFFSET, A, B = "lora_fixed", "lora_offset", "lora_a", "lora_b"
+# The tensors of an adapted layer: W0, what is added to it as a whole matrix, A, B, and R between these two
+FIXED, OFFSET, A, B, R = "lora_fixed", "lora_offset", "lora_a", "lora_b", "lora_r"
 KINDS = ("all", "linear", "conv", "attention")
 
 
 class Adapted(nn.Module):
-    """A layer one of whose weights is ``W0 + offset + scale * B A``; ``lora_of`` is the name of that weight."""
+    """A layer one of whose weights is ``W0 + offset + scale * B R A``; ``lora_of`` is the name of that weight."""
 
     lora_of: str
     lora_scale: float
@@ -35,11 +37,15 @@ class Adapted(nn.Module):
     lora_offset: Tensor
     lora_a: Tensor
     lora_b: Tensor
+    lora_r: Tensor
 
     def adapted_weight(self) -> Tensor:
-        """Return the weight; the offset is that of methods whose server adds to W0."""
-        added = self.lora_scale * (self.lora_b @ self.lora_a)
-        if OFFSET in self._buffers:
+        """Return the weight; only some methods have an offset, or an R."""
+        left = self.lora_b
+        if R in self._parameters:
+            left = left @ self.lora_r
+        added = self.lora_scale * (left @ self.lora_a)
+        if OFFSET in self._buffers or OFFSET in self._parameters:
             added = added + self.lora_offset
         return self.lora_fixed + added.view(self.lora_fixed.shape)
 
@@ -103,6 +109,7 @@ class AdapterLayout:
         head: whether the head of the model is trained as it is, without an adapter
         trains_a: whether A is trained, or only B
         offset: whether the server adds to the fixed weights
+        trains_r: whether an R between B and A is trained in place of these, which the server finds in the first round
     """
 
     rank: int
@@ -111,6 +118,7 @@ class AdapterLayout:
     head: bool = True
     trains_a: bool = True
     offset: bool = False
+    trains_r: bool = False
 
     def applied(self, model: nn.Module, seed: int) -> nn.Module:
         """Put adapters into the model itself, and freeze all else; one that has adapters already stays as it is."""
@@ -178,11 +186,17 @@ class AdapterLayout:
         module.lora_of = name
         module.lora_scale = self.alpha / self.rank
         module.register_parameter(FIXED, weight)
+        zeros = weight.detach().new_zeros
+        if self.trains_r:
+            module.register_buffer(A, zeros(rank, inputs))
+            module.register_buffer(B, zeros(outputs, rank))
+            module.register_parameter(R, nn.Parameter(zeros(rank, rank)))
+            return
         first = fresh_a(stream, weight.detach().new_empty(rank, inputs))
         module.register_parameter(A, nn.Parameter(first, requires_grad=self.trains_a))
-        module.register_parameter(B, nn.Parameter(weight.detach().new_zeros(outputs, rank)))
+        module.register_parameter(B, nn.Parameter(zeros(outputs, rank)))
         if self.offset:
-            module.register_buffer(OFFSET, weight.detach().new_zeros(outputs, inputs))
+            module.register_buffer(OFFSET, zeros(outputs, inputs))
 
 
 def fresh_a(stream: Stream, like: Tensor) -> Tensor:
@@ -198,9 +212,15 @@ def is_adapted(model: nn.Module) -> bool:
     return any(isinstance(module, Adapted) for module in model.modules())
 
 
-def offset_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of what servers add to fixed weights, which clients receive and never send."""
-    return frozenset(name for name, _ in model.named_buffers() if is_offset(name))
+def names_set_by_servers(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers of adapters, which clients receive and never send: offsets, found factors."""
+    offsets = frozenset(name for name, _ in model.named_buffers() if is_offset(name))
+    return offsets | found_factors(model)
+
+
+def found_factors(model: nn.Module) -> frozenset[str]:
+    """Return the names of the A and B that the server finds, which clients receive once."""
+    return low_rank_names(dict(model.named_buffers()))
 
 
 def is_offset(name: str) -> bool:
@@ -209,14 +229,14 @@ def is_offset(name: str) -> bool:
 
 
 def low_rank_names(names: Collection[str]) -> frozenset[str]:
-    """Return which names are those of A or B.
+    """Return which names are those of A, B or R.
 
     >>> sorted(low_rank_names(["0.lora_a", "lora_b", "0.bias"]))
     ['0.lora_a', 'lora_b']
     """
     found = set()
     for name in names:
-        if name.rpartition(".")[2] in (A, B):
+        if name.rpartition(".")[2] in (A, B, R):
             found.add(name)
     return frozenset(found)
 
@@ -232,6 +252,28 @@ def adapters_of(weights: Collection[str]) -> list[str]:
         if name.rpartition(".")[2] == B:
             prefixes.append(name.removesuffix(B))
     return prefixes
+
+
+def with_whole_matrices(model: nn.Module) -> nn.Module:
+    """Return a copy of an adapted model in which one matrix per adapter, added to W0, is all that is trained."""
+    model = copy.deepcopy(model).requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            shape = (len(module.lora_b), module.lora_a.shape[1])
+            module.register_parameter(OFFSET, nn.Parameter(module.lora_b.new_zeros(shape)))
+    return model
+
+
+def factors_of(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return B, R and A whose product is the nearest matrix of that rank: singular vectors, and values on a diagonal.
+
+    >>> b, r, a = factors_of(torch.tensor([[0.0, 3.0], [2.0, 0.0]]), 1)
+    >>> (b @ r @ a).abs(), r
+    (tensor([[0., 3.],
+            [0., 0.]]), tensor([[3.]]))
+    """
+    left, values, right = torch.linalg.svd(change, full_matrices=False)
+    return left[:, :rank].contiguous(), values[:rank].diag(), right[:rank].contiguous()
 
 
 @torch.no_grad()
@@ -264,9 +306,9 @@ def plain_weights(model: nn.Module, tensors: Tensors) -> Tensors:
 
 def _merge(module: Any) -> None:
     weight = module.adapted_weight().contiguous()
-    for name in (FIXED, A, B):
-        del module._parameters[name]
-    module._buffers.pop(OFFSET, None)
+    for name in (FIXED, OFFSET, A, B, R):
+        module._parameters.pop(name, None)
+        module._buffers.pop(name, None)
     name = module.lora_of
     module.__class__ = _PLAIN[type(module)]
     del module.lora_of, module.lora_scale

@@ -15,10 +15,11 @@ import numpy as np
 from fedskew.algorithms.contract import overridden
 from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import size_in_bytes
+from fedskew.core.trees import Tensors, size_in_bytes
 from fedskew.data.federation import Federation, shown_clients
 from fedskew.engine.stacked import Stacked
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
+from fedskew.models.low_rank import found_factors
 from fedskew.models.parameters import frozen
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import brief
@@ -305,9 +306,14 @@ def _frozen(server: Server) -> Row:
     fixed = frozen(server.job.model)
     if not fixed:
         return {}
+    trained: Tensors = {}
+    sent_once = found_factors(server.job.model)
+    for name, value in server.state.model().items():
+        if name not in sent_once:
+            trained[name] = value
     return {
         "frozen_parameters": sum(value.numel() for value in fixed.values()),
-        "trained_bytes": size_in_bytes({"": server.state.model()}),
+        "trained_bytes": size_in_bytes({"": trained}),
         "frozen_bytes": size_in_bytes({"": fixed}),
     }
 

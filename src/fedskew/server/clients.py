@@ -37,6 +37,7 @@ from fedskew.server.evaluation import Evaluation, Evaluator
 from fedskew.server.models_in_use import AdaptedModels, chooses, chosen_candidates
 from fedskew.topology.collector import Arrived, valid_clients
 from fedskew.topology.context import RoundClients, RoundContext
+from fedskew.topology.factor_rounds import first_gradient_job
 from fedskew.topology.run_state import RunState, group_of
 from fedskew.topology.shards import in_this_process
 
@@ -109,9 +110,9 @@ class LocalClients:
         self.state = state
         self.store = self._store(context.fresh_client)
         self.personal: ClientStore | None = None
-        personal_jobs = jobs_of(context.job)[1:]
-        if personal_jobs:
-            self.personal = self._store(fresh_client(personal_jobs[0]))
+        if context.algorithm.personal_method is not None:
+            _, personal_job = jobs_of(context.job)
+            self.personal = self._store(fresh_client(personal_job))
         self.adapter: Adapter | None = None
         adaptation = context.algorithm.adaptation
         if adaptation is not None:
@@ -265,7 +266,13 @@ def _with_rows(tensors: Tensors, index: torch.Tensor, rows: Tensors) -> Tensors:
 
 
 def jobs_of(job: Job) -> list[Job]:
-    """Return the job of a run and, if the method has one, that of models that clients train for themselves."""
+    """Return the job of a run and, if the method has one, that of models that clients train for themselves.
+
+    Where adapters train R, whose methods have no such models, it is that of the first round.
+    """
+    adapters = job.algorithm.adapters
+    if adapters is not None and adapters.trains_r:
+        return [job, first_gradient_job(job)]
     method = job.algorithm.personal_method
     if method is None:
         return [job]

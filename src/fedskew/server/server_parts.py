@@ -18,6 +18,7 @@ from fedskew.server.trained_models import TrainedModels
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.context import RoundContext
 from fedskew.topology.edge_rounds import HierarchicalRounds
+from fedskew.topology.factor_rounds import FactorRounds
 from fedskew.topology.graph import GraphRounds
 from fedskew.topology.mixed import MixedRounds
 from fedskew.topology.parallel import ParallelRounds
@@ -96,4 +97,7 @@ def rounds_of(
         return GraphRounds(context, state, clients, trained.observe)
     if isinstance(topology, EdgeServers):
         return HierarchicalRounds(context, state, clients, trained.observe, topology)
+    adapters = context.algorithm.adapters
+    if adapters is not None and adapters.trains_r:
+        return FactorRounds(context, state, clients, trained.observe)
     return ParallelRounds(context, state, clients, trained.observe)

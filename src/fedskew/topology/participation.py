@@ -46,13 +46,15 @@ class Traffic:
     """Bytes that one client receives before training and sends after it, and its exchanges during training.
 
     ``meeting`` is None for a model without BatchNorm, whose clients exchange nothing. ``neighbours`` returns with how
-    many others clients of a graph exchange so many bytes each; None where it is the server.
+    many others clients of a graph exchange so many bytes each; None where it is the server. With ``one_pass`` clients
+    go through their rows once for a gradient, and do not train.
     """
 
     down: int
     up: int
     meeting: Callable[[Plan], Meeting] | None
     neighbours: Callable[[Ints], Ints] | None = None
+    one_pass: bool = False
 
     def per_client(self, clients: Ints) -> tuple[Ints, Ints]:
         """Return the bytes that each of these clients receives and sends."""
@@ -326,6 +328,11 @@ class Participation:
     ) -> Assignment:
         """Return what clients are to do, and its simulated outcome."""
         plan = self._plan(selected.round, selected.free, config)
+        work = self._work(plan)
+        if traffic.one_pass:
+            # An engine runs at least one step
+            plan = replace(plan, epochs=np.ones_like(plan.epochs), most_steps=1)
+            work = Work(_times(plan.sizes, 1.0), _times(plan.steps_per_epoch, 1.0))
         measured = probing.measured
         received, sent = traffic.per_client(plan.clients)
         down = np.full_like(plan.clients, NUMBER * len(config.numbers))
@@ -346,7 +353,7 @@ class Participation:
         outcome = simulate_round(
             self.fleet,
             machines,
-            self._work(plan),
+            work,
             plan.epochs,
             transfer,
             drop_outs,

@@ -9,6 +9,7 @@ from fedskew.algorithms.contract import Algorithm, View, overridden
 from fedskew.core.trees import Tensors, Tree, one_client, size_in_bytes, without
 from fedskew.engine.features import no_class_sums
 from fedskew.engine.job import CHOSEN, STATE, Job, candidates_of, number_of_candidates, parts
+from fedskew.models.low_rank import found_factors
 from fedskew.topology.collector import BUFFERS
 from fedskew.topology.context import RoundContext
 from fedskew.topology.participation import NUMBER
@@ -102,13 +103,16 @@ def reported_bytes(algorithm: Algorithm) -> int:
 
 
 def bytes_down(context: RoundContext, state: RunState) -> int:
-    """Return the bytes that one client receives; weights in an answer are sent in place of the global ones."""
+    """Return the bytes that one client receives; weights in an answer are sent in place of the global ones.
+
+    Factors that the server finds are not among them: clients receive these once.
+    """
     job = context.job
     answer = sample_answer(job.algorithm, state)
-    received = answer.get("model", {})
+    elsewhere = answer.get("model", {}).keys() | found_factors(job.model)
     weights: Tensors = {}
     for name, value in state.leaving(job.local_names).items():
-        if name not in received:
+        if name not in elsewhere:
             weights[name] = value
     sent = {"weights": weights}
     sent_along = job.algorithm.broadcast(state.server_state)

@@ -60,7 +60,7 @@ class Work:
 
     Args:
         what: train clients and send their updates, add these up first, or measure
-        job: number of the job: 0 for that of the run, 1 for that of clients' own models
+        job: number of the job: 0 for that of the run, 1 for that of clients' own models, or of a first round
         start: the state from which all clients start, without what they kept
         shards: the shards of this process
         probe: what is measured
