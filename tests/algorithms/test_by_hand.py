@@ -182,6 +182,7 @@ def test_every_method_is_calculated_by_hand_somewhere():
     elsewhere |= {"d-psgd", "gossip"}  # test_graph.py
     elsewhere |= {"stratify-rounds"}  # test_stratify_rounds.py
     elsewhere |= {"lora", "ffa-lora", "flora", "fedex-lora", "fedsa-lora"}  # test_lora.py
+    elsewhere |= {"fed-sb"}  # test_fed_sb.py
     elsewhere |= {"attack"}  # tests/algorithms/test_attack.py
     elsewhere |= {
         "fedlc",

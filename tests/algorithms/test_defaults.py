@@ -146,6 +146,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "flora": LORA,
     "fedex-lora": LORA,
     "fedsa-lora": LORA,
+    "fed-sb": {**LORA, "rank": 16},
     "quantize": {"bits": 8},
     "scaffold": {"weights": None, "option": "II", "server_lr": 1.0},
     "sfl": {},

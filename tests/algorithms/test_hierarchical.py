@@ -317,7 +317,7 @@ def test_shared_statistics_and_nodes_are_refused(norm_net):
 REFUSED = [
     "central", "ifca", "cfl", "fedamp", "fedfomo", "fedpac", "fedproto", "fedtan", "fedasync", "fedbuff", "sfl",
     "stratify-batch", "stratify-single", "stratify-hybrid", "stratify-rounds", "d-psgd", "gossip", "hierarchical",
-    "dp", "krum", "norm-test", "fedex-lora", "flora",
+    "dp", "krum", "norm-test", "fedex-lora", "flora", "fed-sb",
 ]  # fmt: skip
 
 

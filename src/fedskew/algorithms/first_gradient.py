@@ -33,6 +33,12 @@ class FirstGradient(Algorithm):
         return {"delta": {name: -value for name, value in view.full_gradient.items()}}
 
 
+def begins_with_gradients(algorithm: Algorithm) -> bool:
+    """Return whether a first round of gradients finds the factors of a method's adapters."""
+    adapters = algorithm.adapters
+    return adapters is not None and adapters.trains_r
+
+
 def asks_for_first_gradient(algorithm: Algorithm) -> Algorithm:
     """Return how clients send their first gradients: with the additions of a method, adapters aside.
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.first_gradient import begins_with_gradients
 from fedskew.algorithms.topologies import EdgeServers, Graph, Scheduled, hides_labels
 from fedskew.core.config import Settings, to_toml
 from fedskew.core.errors import FedskewError
@@ -245,7 +246,6 @@ class RemoteClients:
 
 def refuse(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse what cannot be done where rows stay with their clients."""
-    adapters = algorithm.adapters
     reasons = {
         f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,
         "hostile clients are simulated": algorithm.poison is not None,
@@ -261,7 +261,7 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
         "test_trained=true evaluates clients' models on the server": settings.test_trained,
         "rounds of two kinds are simulated only": algorithm.mixes_rounds,
         "nodes receive all that the server sets in every round, and the factors of fed-sb would travel once": (
-            adapters is not None and adapters.trains_r
+            begins_with_gradients(algorithm)
         ),
         "thresholds need the predictions for all rows in one place": (
             settings.thresholds is not None

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from fedskew.algorithms.first_gradient import begins_with_gradients
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree, one_client, rows_of
@@ -268,10 +269,9 @@ def _with_rows(tensors: Tensors, index: torch.Tensor, rows: Tensors) -> Tensors:
 def jobs_of(job: Job) -> list[Job]:
     """Return the job of a run and, if the method has one, that of models that clients train for themselves.
 
-    Where adapters train R, whose methods have no such models, it is that of the first round.
+    Where a run begins with gradients, and no method has such models, the second job is that of its first round.
     """
-    adapters = job.algorithm.adapters
-    if adapters is not None and adapters.trains_r:
+    if begins_with_gradients(job.algorithm):
         return [job, first_gradient_job(job)]
     method = job.algorithm.personal_method
     if method is None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.contract import Algorithm, Weights, overridden
+from fedskew.algorithms.first_gradient import begins_with_gradients
 from fedskew.algorithms.topologies import (
     Buffered,
     EdgeServers,
@@ -209,7 +210,7 @@ def _check_rows_alone(job: Job) -> None:
     does = ""
     if isinstance(algorithm.topology(0), Scheduled):
         does = "trains on batches that several clients hold"
-    elif algorithm.requires & _LOSSES_OF_ALL_ROWS:
+    elif algorithm.requires & _LOSSES_OF_ALL_ROWS or begins_with_gradients(algorithm):
         does = "adds up losses over all rows of a client"
     elif algorithm.client_selection.probe:
         does = "measures losses of single rows"

@@ -1,6 +1,7 @@
 """The parts of a server that follow from its settings: the rows that are trained on, the engine, threads, rounds."""
 
 from fedskew.algorithms.contract import Algorithm, Weights
+from fedskew.algorithms.first_gradient import begins_with_gradients
 from fedskew.algorithms.topologies import Buffered, EdgeServers, Graph, Scheduled
 from fedskew.core.config import Settings
 from fedskew.data.dataset import Rows
@@ -97,7 +98,6 @@ def rounds_of(
         return GraphRounds(context, state, clients, trained.observe)
     if isinstance(topology, EdgeServers):
         return HierarchicalRounds(context, state, clients, trained.observe, topology)
-    adapters = context.algorithm.adapters
-    if adapters is not None and adapters.trains_r:
+    if begins_with_gradients(context.algorithm):
         return FactorRounds(context, state, clients, trained.observe)
     return ParallelRounds(context, state, clients, trained.observe)

@@ -54,7 +54,8 @@ def _weights_alone(lab: Lab) -> int:
         return result
 
     (scene, *_) = lab.scenes(PLAIN, MERGED, LOCAL)
-    lab.run(1, scene, Loop(), None, watched(lab.fresh(), around))
+    rounds = 1 + lab.begins_with_gradients()
+    lab.run(rounds, scene, Loop(), None, watched(lab.fresh(), around))
     reports = []
     weights = []
     for report, weight in recorded:

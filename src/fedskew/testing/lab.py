@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, overridden
+from fedskew.algorithms.first_gradient import begins_with_gradients
 from fedskew.algorithms.topologies import EdgeServers, Graph, Scheduled, Topology
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
@@ -294,6 +295,10 @@ class Lab:
     def has_edges(self) -> bool:
         """Return whether there are edge servers between clients and the cloud."""
         return isinstance(self.fresh().topology(0), EdgeServers)
+
+    def begins_with_gradients(self) -> bool:
+        """Return whether clients do not train in the first round."""
+        return begins_with_gradients(self.fresh())
 
     def pools(self) -> bool:
         """Return whether the method brings all rows to one place."""
