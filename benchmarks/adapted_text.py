@@ -37,6 +37,8 @@ METHODS = {
     "ffa-lora": f"fedavg + ffa-lora:{RANK}",
     "flora": f"fedavg + flora:{RANK}",
     "fedex-lora": f"fedavg + fedex-lora:{RANK}",
+    "fed-sb": f"fedavg + fed-sb:{RANK},alpha=4",
+    "fed-sb, rank 16": "fedavg + fed-sb:rank=16,alpha=16",
 }
 HEADS = (
     "what is adapted",
@@ -56,7 +58,7 @@ SETTINGS = {
     "folder": False,
 }
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "adapted-text.svg"
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)))
 
 
 def main() -> None:
@@ -72,11 +74,12 @@ def main() -> None:
         curves = np.array([100 * run.rounds["test_accuracy"].to_numpy() for run in runs])
         summary = runs[0].summary
         sent = (runs[0].rounds["bytes_up"] + runs[0].rounds["bytes_down"]).cumsum().to_numpy() / 1e6
-        up = summary["bytes_up"] / ROUNDS / runs[0].rounds["clients"].iloc[0] / 1e3
+        last = runs[0].rounds.iloc[-1]  # fed-sb sends more in its first
+        up = last["bytes_up"] / last["clients"] / 1e3
         cells = [title, f"{rate:g}", f"{summary['parameters']:,}", f"{up:.1f}"]
         cells += [interval(curves[:, 4]), interval(curves[:, -1])]
         print(f"| {' | '.join(cells)} | {sent[-1]:.2f} |", flush=True)
-        colour, style = OKABE_ITO[number], STYLES[number % len(STYLES)]
+        colour, style = OKABE_ITO[number % len(OKABE_ITO)], STYLES[number % len(STYLES)]
         axes.plot(sent, curves.mean(0), label=title, color=colour, linestyle=style)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

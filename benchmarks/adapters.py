@@ -28,6 +28,8 @@ METHODS = {
     "ffa-lora": "fedavg + ffa-lora:rank=4",
     "flora": "fedavg + flora:rank=4",
     "fedex-lora": "fedavg + fedex-lora:rank=4",
+    "fed-sb": "fedavg + fed-sb:rank=4,alpha=4",
+    "fed-sb, rank 16": "fedavg + fed-sb:rank=16,alpha=16",
 }
 
 
@@ -76,13 +78,14 @@ def main(seeds: int = 5) -> None:
 
 def _print(name: str, rate: float, runs: list[fs.Run]) -> None:
     summary = runs[0].summary
-    megabytes = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
+    rounds = runs[0].rounds
+    megabytes = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum().to_numpy() / 1e6
     cells = [f"{name:28}", f"lr {rate:<5g}", f"{summary['parameters']:7,} trained"]
-    cells.append(f"{summary['bytes_up'] / ROUNDS / 10 / 1e3:8.1f} kB up")
+    cells.append(f"{rounds['bytes_up'].iloc[-1] / 10 / 1e3:8.2f} kB up")
     for round in (EARLY, ROUNDS):
         scores = [100 * run.rounds["test_accuracy"].iloc[round - 1] for run in runs]
         cells.append(
-            f"{mean(scores):5.1f} ({stdev(scores):.1f}) at {megabytes * round / ROUNDS:6.1f} MB"
+            f"{mean(scores):5.1f} ({stdev(scores):.1f}) at {megabytes[round - 1]:6.2f} MB"
         )
     print("  ".join(cells), flush=True)
 

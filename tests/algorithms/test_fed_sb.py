@@ -18,7 +18,7 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.fleet.clock import transfer_seconds
 from fedskew.models.build import build
-from fedskew.models.low_rank import plain_weights
+from fedskew.models.low_rank import factors_of, plain_weights
 
 ENGINES = pytest.mark.parametrize(
     "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
@@ -218,6 +218,54 @@ def test_engines_agree_with_other_methods(desk, method: str):
         found.append(effective(training, training.state.model()))
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
+
+
+def test_directions_that_the_gradient_lacks_are_0():
+    b, r, a = factors_of(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]), 2)
+    torch.testing.assert_close(b @ r @ a, torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
+    assert r[0, 0].item() == pytest.approx(5)
+    assert not b[:, 1].any()
+    assert not a[1].any()
+    assert not r[1].any()
+
+
+def test_a_head_of_zeros_is_refused(desk):
+    model = build(MODEL, (5,), 3, seed=0)
+    nn.init.zeros_(model.head.weight)
+    with pytest.raises(FedskewError, match="the gradient of every layer to adapt is 0"):
+        desk.training(METHOD, model=model).advance()
+
+
+class Transformer(nn.Module):
+    """Tokens of five features through PyTorch's own layer, whose fast path in evaluation mode has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.unflatten(1, (-1, 1)).expand(-1, -1, 4) * torch.arange(1, 5).to(x)
+        return self.head(self.layer(rows).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("method", ["fedavg + fed-sb:rank=2", "scaffold:option=I"])
+def test_the_gradient_of_attention_on_all_rows(desk, method: str):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Transformer()
+    found = []
+    for engine in (Loop(), Stacked(mode="stack")):
+        training = desk.training(method, engine, copy.deepcopy(model), lr=0.05)
+        for _ in range(2):
+            training.advance()
+        found.append(effective(training, training.state.model()))
+    assert torch.backends.mha.get_fastpath_enabled()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
+    moved = found[0]["layer.linear1.weight"] - model.layer.linear1.weight.detach()
+    assert float(moved.abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(

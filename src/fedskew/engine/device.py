@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -83,6 +84,35 @@ def _faster_products(precision: Precision) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class _FastAttention:
+    """The fast path of PyTorch's attention, which is one switch for all threads: who needs it off, and how it was."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._before = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Keep it off until the last thread that needs that has ended."""
+        with self._lock:
+            if not self._users:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+# In evaluation mode, under vmap, attention would take a path without a gradient
+differentiable_attention = _FastAttention().off
 
 
 def in_threads(task: Callable[[int], Result], count: int, threads: int) -> Iterator[Result]:

@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors
+from fedskew.engine.device import differentiable_attention
 from fedskew.engine.features import Tap, class_sums
 from fedskew.engine.job import CANDIDATES, Job, candidates_of
 from fedskew.engine.lstm import vmappable
@@ -53,11 +54,12 @@ def add_full_gradient(job: Job, plan: Plan, state: RoundState) -> None:
     params = {}
     for name, value in state.params.items():
         params[name] = value.detach().requires_grad_()
-    for losses in _losses(job, plan, {**params, **state.buffers}):
-        loss = (losses / torch.from_numpy(plan.sizes).to(losses)).sum()
-        grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-        for total, grad in zip(state.full_gradient.values(), grads, strict=True):
-            total += grad
+    with differentiable_attention():
+        for losses in _losses(job, plan, {**params, **state.buffers}):
+            loss = (losses / torch.from_numpy(plan.sizes).to(losses)).sum()
+            grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+            for total, grad in zip(state.full_gradient.values(), grads, strict=True):
+                total += grad
 
 
 @torch.no_grad()

@@ -267,13 +267,20 @@ def with_whole_matrices(model: nn.Module) -> nn.Module:
 def factors_of(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return B, R and A whose product is the nearest matrix of that rank: singular vectors, and values on a diagonal.
 
+    Where the matrix has a lower rank, the vectors that are left are 0: they would be those of rounding errors.
+
     >>> b, r, a = factors_of(torch.tensor([[0.0, 3.0], [2.0, 0.0]]), 1)
     >>> (b @ r @ a).abs(), r
     (tensor([[0., 3.],
             [0., 0.]]), tensor([[3.]]))
     """
     left, values, right = torch.linalg.svd(change, full_matrices=False)
-    return left[:, :rank].contiguous(), values[:rank].diag(), right[:rank].contiguous()
+    least = values[0] * max(change.shape) * torch.finfo(change.dtype).eps
+    there = (values[:rank] > least).to(change)
+    # LAPACK's matrices lie in memory column by column
+    b = (left[:, :rank] * there).contiguous()
+    a = (right[:rank] * there[:, None]).contiguous()
+    return b, (values[:rank] * there).diag(), a
 
 
 @torch.no_grad()

@@ -77,6 +77,11 @@ class FactorRounds(ParallelRounds):
 
     def _begin_from(self, found: RunState, lr: float) -> None:
         """Set the factors, and where R begins, from the mean of the negative gradients."""
+        if not any(value.any() for value in found.params.values()):
+            raise FedskewError(
+                f"algorithm {self.context.algorithm.label()}: at the weights with which the run begins, the gradient of "
+                "every layer to adapt is 0, as below a head of zeros: begin with another head, or use lora"
+            )
         change = self._first_step(found.params, lr)
         params = dict(self.state.params)
         buffers = dict(self.state.buffers)
