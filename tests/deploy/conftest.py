@@ -19,6 +19,7 @@ from fedskew.deploy.requests import CountRows, from_bytes, to_bytes
 from fedskew.deploy.rowless_federation import federation_of
 from fedskew.models.build import build
 from fedskew.server.server import Server
+from fedskew.tasks.task import BY_TARGET
 from fedskew.tasks.task import resolve as resolve_task
 
 CLIENTS = 5
@@ -85,7 +86,7 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
             "threads": 1,
         }
         chosen = Settings(**{**defaults, **settings})
-        task = resolve_task({"class": "classification", "number": "regression"}[fed.data.target])
+        task = resolve_task(BY_TARGET[fed.data.target])
         if fed.data.target == "class":
             task = task.fitted(
                 np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes))

@@ -149,7 +149,9 @@ def test_no_confusion_matrix_where_there_are_no_classes() -> None:
 
 
 def test_sums_of_numbers_may_be_below_0_and_sizes_may_not() -> None:
-    honest = sums_over(Regression(), torch.tensor([[-2.0], [1.0]]), torch.tensor([-1.0, -3.0]), 1)
+    outputs, targets = torch.tensor([[-2.0], [1.0]]), torch.tensor([-1.0, -3.0])
+    losses = Regression().losses(outputs, targets, "none")
+    honest = sums_over(Regression(), outputs, losses, targets, 1)
     assert min(float(value.min()) for value in honest.values()) < 0
     assert checked_sums(honest, 2, 2, Regression(), "sums") is honest
     for name in ("absolute", "squared", "squared_targets"):
@@ -159,7 +161,8 @@ def test_sums_of_numbers_may_be_below_0_and_sizes_may_not() -> None:
 
 
 def test_sums_over_no_rows() -> None:
-    none = sums_over(TASK, torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 2)
+    nothing = torch.zeros(0)
+    none = sums_over(TASK, torch.zeros(0, 2), nothing, nothing.long(), 2)
     assert checked_sums(none, 0, 3, TASK, "sums") is none
     with pytest.raises(FedskewError, match="sums are over 0 rows, expected at most 3"):
         checked_sums(none, 1, 3, TASK, "sums")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.deploy.conftest import CLIENTS, Pair
 from tests.deploy.silos import SETTINGS, SilosInProcess, write_silos
 from tests.deploy.test_faults import BAD, answering, column, left_out, sums
@@ -25,6 +26,7 @@ from fedskew.engine.job import ScheduleResult, Updates
 from fedskew.runs import folder as on_disk
 from fedskew.tasks.additive import sums_over
 from fedskew.tasks.multilabel import Multilabel
+from fedskew.tasks.next_token import NextToken
 from fedskew.transport.frames import Frame, Kind, unpack
 
 Change = Callable[[Any], Any]
@@ -49,7 +51,8 @@ def labelled() -> dict[str, Any]:
         torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]),
         torch.tensor([[1, 0], [0, 1], [1, 1]]),
     )
-    return sums_over(Multilabel(), outputs, targets, 2)
+    losses = Multilabel().losses(outputs, targets, "none")
+    return sums_over(Multilabel(), outputs, losses, targets, 2)
 
 
 LABELS: dict[str, tuple[dict[str, Any], str]] = {
@@ -83,6 +86,32 @@ def test_sums_of_labels_count_rows_once(case: str):
     assert checked_sums(honest, 0, 3, Multilabel(), "sums") is honest
     with pytest.raises(FedskewError, match=message):
         checked_sums({**honest, **lie}, 0, 3, Multilabel(), "sums")
+
+
+TOKENS: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer tokens than rows": ({"tokens": 2.0}, "sums are over 2 tokens, expected 3 to 12"),
+    "more tokens than places": ({"tokens": 13.0}, "sums are over 13 tokens, expected 3 to 12"),
+    "half a token": ({"tokens": 7.5}, "sums are over 7.5 tokens"),
+    "more right than tokens": ({"right": 12.0}, "sums have 12 tokens that are predicted, of 11"),
+    "right below 0": ({"right": -1.0}, "sums have -1 tokens that are predicted"),
+    "a surprise below 0": ({"surprise": -1.0}, "sums/surprise: told -1.0"),
+}
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_sums_of_tokens_count_tokens_once(case: str):
+    lie, message = TOKENS[case]
+    targets = torch.tensor([[1, 2, 0, 0], [1, 1, -1, 2], [0, 1, 2, 0]])
+    outputs = F.one_hot(targets.clamp(0), 3).double()
+    outputs[0, 0] = torch.tensor([1.0, 0.0, 0.0])
+    task = NextToken()
+    losses = task.losses(outputs, targets, "none")
+    honest = sums_over(task, task.kept(outputs, targets), losses, targets, 3)
+    assert (honest["tokens"], honest["right"]) == (11, 10)
+    assert checked_sums(honest, 3, 3, task, "sums", places=4) is honest
+    changed = {name: np.array(value) for name, value in lie.items()}
+    with pytest.raises(FedskewError, match=message):
+        checked_sums({**honest, **changed}, 3, 3, task, "sums", places=4)
 
 
 def test_all_rows_of_a_client_are_summed_up():

@@ -142,6 +142,25 @@ def test_numbers_to_predict(pair: Callable[..., Pair]):
     compare(pair("scaffold", "logreg", fed, lr=0.1))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_tokens(pair: Callable[..., Pair], method: str):
+    draw = np.random.default_rng(0)
+    text = draw.integers(0, 3, (90, 7)).cumsum(1) % 6
+    targets = text[:, 1:].copy()
+    targets[np.arange(6) >= draw.integers(1, 7, (90, 1))] = -1
+    data = (text[:, :-1], targets)
+    fed = fs.split(data, "quantity", clients=CLIENTS, seed=0, task="next-token", classes=6)
+    model = "char-transformer:width=8,heads=2,layers=1,per_token=true"
+    both = pair(method, model, fed, batch_size=8, lr=0.3)
+    compare(both)
+    mine, theirs = both.plain.last_scores(), both.remote.last_scores()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert theirs[name] == pytest.approx(value, rel=1e-12), name
+    if method == "fedavg":
+        assert 1 < mine["test_perplexity_last"] < 6
+
+
 def test_what_needs_all_rows_is_refused(pair: Callable[..., Pair]):
     for spec, settings, reason in (
         ("central", {}, "central trains on all rows in one place"),

@@ -102,6 +102,42 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity() -> None:
     assert found["perplexity"] == pytest.approx(VOCABULARY)
 
 
+@pytest.mark.parametrize("rows_at_once", [3, 50])
+def test_evaluation_keeps_three_numbers_a_row(monkeypatch, rows_at_once: int) -> None:
+    """The scores are those of all outputs side by side, of which there are never more than a batch."""
+    server = trained("fedper", Loop())
+    evaluator = server.evaluator
+    widest = []
+
+    def outputs(tensors, x, index):
+        for some in torch.split(index, rows_at_once):
+            model.load_state_dict(tensors)
+            with torch.inference_mode():
+                widest.append(model(x[some]))
+            yield widest[-1], some
+
+    model = build(SMALL, (LENGTH,), VOCABULARY, seed=0).double()
+    monkeypatch.setattr(evaluator._runner.inference, "outputs", outputs)
+    state = server.client_model(0)
+    scores = evaluator.all_scores(state)["test"]
+    assert max(map(len, widest)) <= rows_at_once
+    found = evaluator.found(state, {})["test"]
+    assert found.kept.shape == (20, 3)
+    assert found.targets.shape == (20, 0)
+    test = server.fed.test
+    model.load_state_dict(state)
+    with torch.inference_mode():
+        every = model(torch.from_numpy(test.x).long())
+    y = torch.from_numpy(test.y)
+    surprise = F.cross_entropy(every.flatten(0, 1), y.flatten(), ignore_index=-1)
+    right = (every.argmax(-1) == y)[y >= 0].double().mean()
+    assert scores["loss"] == pytest.approx(float(TASK.losses(every, y)), rel=1e-12)
+    assert scores["accuracy"] == pytest.approx(float(right), rel=1e-12)
+    assert scores["perplexity"] == pytest.approx(math.exp(float(surprise)), rel=1e-12)
+    rows = TASK.kept_scores(TASK.kept(every, y), y)
+    torch.testing.assert_close(rows, TASK.row_scores(every, y))
+
+
 @pytest.mark.parametrize(
     "method", ["fedavg", "fedprox:mu=0.1", "scaffold", "fedsam:rho=0.1", "q-fedavg"]
 )

@@ -85,8 +85,13 @@ def all_in_range(values: Floats, allowed: Range, where: str) -> None:
         in_range(value, allowed, where)
 
 
-def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> Sums:
-    """Return sums over the rows that a client has of a part, in which each is counted once; losses are losses."""
+def checked_sums(
+    found: Sums, least: int, most: int, task: Task, where: str, places: int = 1
+) -> Sums:
+    """Return sums over the rows that a client has of a part, in which each is counted once; losses are losses.
+
+    A row has at most so many ``places`` with a token, and at least one.
+    """
     rows = float(found["rows"])
     if not (least <= rows <= most and rows.is_integer()):
         expected = f"at most {most:,}"
@@ -94,6 +99,8 @@ def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> 
             expected = f"{most:,}"
         raise FedskewError(f"{where} are over {rows:,g} rows, expected {expected}")
     _check_counts(found, rows, where)
+    if "tokens" in found:
+        _check_tokens(found, rows, places, where)
     in_range(float(found["loss"]) / max(rows, 1), task.range_of("loss"), f"{where}/loss of a row")
     for name in found.keys() - {"rows", "loss", *COUNTED}:
         low = -math.inf
@@ -114,6 +121,20 @@ def _check_counts(found: Sums, rows: float, where: str) -> None:
         )
     if "hits" in found and not _are_whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
         raise FedskewError(f"{where} count a label of a row twice: {', '.join(OUTCOMES)}")
+
+
+def _check_tokens(found: Sums, rows: float, places: int, where: str) -> None:
+    """Raise an error unless rows have as many tokens as they can have, and no more are predicted."""
+    tokens = float(found["tokens"])
+    right = float(found["right"])
+    if not (rows <= tokens <= rows * places and tokens.is_integer()):
+        raise FedskewError(
+            f"{where} are over {tokens:,g} tokens, expected {rows:,g} to {rows * places:,g}"
+        )
+    if not (0 <= right <= tokens and right.is_integer()):
+        raise FedskewError(
+            f"{where} have {right:,g} tokens that are predicted, of {tokens:,g} in all"
+        )
 
 
 def _are_whole(counts: Floats, most: float) -> bool:

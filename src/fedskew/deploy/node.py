@@ -338,7 +338,7 @@ class Node:
         task = self.jobs[0].task
         sums: dict[str, Sums] = {}
         for part, found in self._evaluator.found(state, self.shares).items():
-            sums[part] = sums_over(task, found.outputs, found.targets, self.classes)
+            sums[part] = sums_over(task, found.kept, found.losses, found.targets, self.classes)
         return sums
 
     def _model(self, request: Evaluate) -> Tensors:

@@ -123,6 +123,7 @@ class ScoreChecks:
         parts: EvaluatedParts,
         empty_sums: Sums,
         held_out: tuple[str, ...],
+        places: int,
     ) -> None:
         self.task = task
         self.metrics = metrics
@@ -131,6 +132,7 @@ class ScoreChecks:
         self.held_out = (
             held_out  # the scores on held-out rows that clients are to send after a round
         )
+        self.places = places  # where a row may have a token
 
     def checked(self, client: int, answer: Scored, asked: Asked) -> Scored:
         """Return the answer of a client that has scored a model; an error names the part that cannot be."""
@@ -182,7 +184,7 @@ class ScoreChecks:
             least = most[part]
             if self.parts.everything and part != "train":
                 least = 0  # all have the same rows, and each sums up a share of them
-            checked_sums(sums, least, most[part], self.task, f"sums/{part}")
+            checked_sums(sums, least, most[part], self.task, f"sums/{part}", self.places)
 
 
 class RemoteEvaluator:
@@ -208,8 +210,9 @@ class RemoteEvaluator:
         self.names = ("loss", *metrics)
         self._parts = EvaluatedParts.of(fed, everything)
         classes = len(fed.data.classes)
-        outputs = job.scalar.new_zeros(0, self.task.width(classes))
-        self._empty_sums = sums_over(self.task, outputs, job.y[:0], classes)
+        kept = job.scalar.new_zeros(0, len(self.task.row_sums) or self.task.width(classes))
+        nothing = job.scalar.new_zeros(0)
+        self._empty_sums = sums_over(self.task, kept, nothing, job.y[:0], classes)
         self.client_parts: tuple[str, ...] = ()
         self.counted_parts: tuple[str, ...] = ()
         if not everything:
@@ -218,7 +221,12 @@ class RemoteEvaluator:
         if fed.held_out is not None:
             self.client_parts = (CLIENT_TEST,)
             held_out = ("loss", self.task.headline(settings.metric).name)
-        self._checks = ScoreChecks(self.task, metrics, self._parts, self._empty_sums, held_out)
+        places = 1
+        if self.task.target == "tokens":
+            places = job.y.shape[1]
+        self._checks = ScoreChecks(
+            self.task, metrics, self._parts, self._empty_sums, held_out, places
+        )
         self._last: dict[int, Scored] = {}
         self._scored: Tensors | None = None  # the model that the last answers are about
 

@@ -81,14 +81,19 @@ def _placeholder_rows(data: Dataset, counts: Sequence[Ints], owners: Sequence[in
     )
     labels = [np.repeat(np.arange(len(of_classes)), of_classes) for of_classes in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
-    y = placeholder_targets(data.target, np.concatenate(labels), len(data.classes))
+    columns = len(data.classes)
+    if data.target == "tokens":
+        columns = data.shape[0]
+    y = placeholder_targets(data.target, np.concatenate(labels), columns)
     return Rows(x, y, group)
 
 
-def placeholder_targets(kind: Target, labels: Ints, classes: int) -> Targets:
-    """Return targets of a kind for rows of which at most the class is known."""
+def placeholder_targets(kind: Target, labels: Ints, columns: int) -> Targets:
+    """Return targets of a kind for rows of which at most the class is known; ``columns`` of labels, or of tokens."""
     if kind == "class":
         return labels.astype(np.int64)
     if kind == "number":
         return np.zeros(len(labels), np.float32)
-    return np.zeros((len(labels), classes), np.uint8)
+    if kind == "tokens":
+        return np.zeros((len(labels), columns), np.int64)
+    return np.zeros((len(labels), columns), np.uint8)

@@ -23,19 +23,22 @@ Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
 
 
 class Found(NamedTuple):
-    """What a model makes of some rows, on the device: the output and the loss of each, and the targets."""
+    """What a model makes of some rows, on the device: what the task keeps of each, the loss of each, and the targets.
 
-    outputs: Tensor
+    A task that keeps no outputs needs no targets either: they have a row for each, and no column.
+    """
+
+    kept: Tensor
     losses: Tensor
     targets: Tensor
 
     def arrays(self) -> tuple[Any, Any]:
-        """Return outputs and targets on the host."""
-        return self.outputs.cpu().numpy(), self.targets.cpu().numpy()
+        """Return what is kept, and the targets, on the host."""
+        return self.kept.cpu().numpy(), self.targets.cpu().numpy()
 
     def score(self, task: Task, names: Iterable[str]) -> Score:
         """Return the mean loss and these metrics over the rows."""
-        metrics = task.evaluate(*self.arrays(), names)
+        metrics = task.measured(*self.arrays(), names)
         return {"loss": float(self.losses.double().mean()), **metrics}
 
 
@@ -107,10 +110,21 @@ class EvaluatedRows:
         else:
             index = torch.from_numpy(rows).to(self.y.device)
         if not len(index):
-            return Found(self.x.new_empty(0, 1), self.x.new_empty(0), self.y[:0])
+            columns = len(self.task.row_sums) or 1
+            return Found(self.x.new_empty(0, columns), self.x.new_empty(0), self.y[:0])
+        if self.task.row_sums:
+            return self._summed_up(state, index)
         outputs = self.outputs(state, index)
         targets = self.y[index]
         return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
+
+    def _summed_up(self, state: Tensors, index: Tensor) -> Found:
+        """Return what a task that keeps no outputs makes of these rows, batch by batch."""
+        kept, losses = _Collected(len(index)), _Collected(len(index))
+        for outputs, batch in self.runner.inference.outputs(state, self.x, index):
+            kept.add(self.task.kept(outputs, self.y[batch]))
+            losses.add(self.task.losses(outputs, self.y[batch], "none"))
+        return Found(kept.values, losses.values, self.y[index, :0])
 
     def found_each(self, state: Tensors, pieces: Sequence[Ints]) -> Iterator[Found]:
         """Yield what one model makes of each client's rows, on the host; small clients share a forward pass."""
@@ -121,10 +135,10 @@ class EvaluatedRows:
         for some in _batches(pieces, self.runner.inference.rows_at_once):
             found = self.found(state, joined(some))
             sizes = sizes_of(some).tolist()
-            outputs = torch.split(found.outputs.cpu(), sizes)
+            kept = torch.split(found.kept.cpu(), sizes)
             losses = torch.split(found.losses.cpu(), sizes)
             targets = torch.split(found.targets.cpu(), sizes)
-            yield from map(Found, outputs, losses, targets)
+            yield from map(Found, kept, losses, targets)
 
     def outputs(self, state: Tensors, index: Tensor) -> Tensor:
         """Return the outputs of a model for the rows at an index."""

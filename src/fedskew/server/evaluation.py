@@ -273,7 +273,7 @@ class Evaluator:
         losses = np.empty(len(self._sampled))
         scores = np.empty(len(self._sampled))
         losses[self._train_rows] = on_host(train.losses)
-        scores[self._train_rows] = on_host(self.task.row_scores(train.outputs, train.targets))
+        scores[self._train_rows] = on_host(self.task.kept_scores(train.kept, train.targets))
         of_clients = joined(pieces)
         unscored = of_clients[~self._sampled[of_clients]]
         losses[unscored], scores[unscored] = self._train.row_scores(state, unscored)

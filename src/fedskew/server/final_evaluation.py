@@ -213,7 +213,7 @@ class FinalEvaluation:
 
     def _metrics_of(self, found: Found, names: list[str]) -> Score:
         """Return these metrics of a model on a client's rows, and how often it predicts one class; NaN for no rows."""
-        metrics = dict(self.task.evaluate(*found.arrays(), names))
+        metrics = dict(self.task.measured(*found.arrays(), names))
         if self._classifies:
             confusion = confusion_of(self.task, found, len(self.fed.data.classes))
             metrics["one_class_rate"] = one_class_rate(confusion)

@@ -91,7 +91,7 @@ class ClientRows:
         values = []
         clients = self.clients[at_even_steps(len(self.clients))].tolist()
         for found in self.found(state, own, clients):
-            values.append(self.rows.task.evaluate(*found.arrays(), [metric])[metric])
+            values.append(self.rows.task.measured(*found.arrays(), [metric])[metric])
         return np.array(values, dtype=np.float64)
 
     def found(

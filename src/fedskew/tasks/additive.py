@@ -19,14 +19,14 @@ from fedskew.tasks.task import Task
 Sums: TypeAlias = dict[str, Floats]
 COUNTED = ("confusion", "hits", "missing", "extra", "exact")  # sums that are numbers of rows
 OUTCOMES = ("hits", "missing", "extra")  # of these, a row is one at most, for each label
-SIZES = ("absolute", "squared", "squared_targets")  # sums of numbers that are not below 0
+SIZES = ("absolute", "squared", "squared_targets", "surprise")  # sums of numbers that are not below 0
 
 
 @dataclass(frozen=True)
 class _Additive:
     """How a kind of target is summed up, and the metrics that follow from the sums."""
 
-    sums: Callable[[Task, Tensor, Tensor, int], Sums]
+    sums: Callable[[Task, Tensor, Tensor, int], Sums]  # of what evaluation keeps of rows
     metrics: Callable[[Sums], dict[str, float]]
     names: tuple[str, ...]
 
@@ -46,11 +46,11 @@ def additive_metrics(task: Task) -> tuple[str, ...]:
     return _KINDS[task.target].names
 
 
-def sums_over(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
-    """Return the number of rows, the sum of their losses and what the metrics need."""
-    losses = task.losses(outputs, targets, "none").double().sum()
-    counted = {"rows": np.array(float(len(targets))), "loss": np.array(float(losses))}
-    return counted | _KINDS[task.target].sums(task, outputs, targets, classes)
+def sums_over(task: Task, kept: Tensor, losses: Tensor, targets: Tensor, classes: int) -> Sums:
+    """Return the number of rows, the sum of their losses and what the metrics need of what evaluation keeps."""
+    total = float(losses.double().sum())
+    counted = {"rows": np.array(float(len(targets))), "loss": np.array(total)}
+    return counted | _KINDS[task.target].sums(task, kept, targets, classes)
 
 
 def added(parts: "list[Sums]") -> Sums:
@@ -140,8 +140,25 @@ def _of_labels(sums: Sums) -> dict[str, float]:
     }
 
 
+def _told(task: Task, kept: Tensor, targets: Tensor, classes: int) -> Sums:
+    totals = kept.double().sum(0).cpu().numpy()
+    counted: Sums = {}
+    for name, total in zip(task.row_sums, totals, strict=True):
+        counted[name] = np.array(float(total))
+    return counted
+
+
+def _of_tokens(sums: Sums) -> dict[str, float]:
+    tokens = sums["tokens"]
+    return {
+        "accuracy": float(sums["right"] / tokens),
+        "perplexity": float(np.exp(sums["surprise"] / tokens)),
+    }
+
+
 _KINDS: dict[Target, _Additive] = {
     "class": _Additive(_confused, _of_classes, ("accuracy", "balanced_accuracy", "macro_f1")),
     "number": _Additive(_missed, _of_numbers, ("mae", "rmse", "r2")),
     "labels": _Additive(_labelled, _of_labels, ("accuracy", "exact_match", "macro_f1", "micro_f1")),
+    "tokens": _Additive(_told, _of_tokens, ("accuracy", "perplexity")),
 }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from fedskew.tasks.losses import token_losses
 from fedskew.tasks.scores import TOKEN_RANGES
 from fedskew.tasks.task import BuiltIn, Reduction, reduced, tasks
 
-_ROWS = 256  # whose probabilities are found at a time
+_ROWS = 256  # that are summed up at a time
 
 
 @tasks.register("next-token")
@@ -39,6 +38,8 @@ class NextToken(BuiltIn):
     names = ("accuracy", "perplexity")
     ranges = TOKEN_RANGES
     low_is_good = frozenset({"perplexity"})
+    # Of the tokens of a row: the summed cross-entropy, how many are predicted, and how many there are
+    row_sums = ("surprise", "right", "tokens")
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of each row's tokens that are predicted."""
@@ -46,25 +47,33 @@ class NextToken(BuiltIn):
         right = (outputs.argmax(-1) == targets) & real
         return right.sum(-1).to(outputs.dtype) / real.sum(-1).clamp_min(1)
 
+    def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the ``row_sums`` of every row."""
+        real = targets != PADDING
+        right = (outputs.argmax(-1) == targets) & real
+        surprise = token_losses(outputs.double(), targets, PADDING)
+        return torch.stack([part.sum(-1).double() for part in (surprise, right, real)], -1)
+
+    def kept_scores(self, kept: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of each row's tokens that are predicted."""
+        _, right, tokens = kept.unbind(-1)
+        return right / tokens.clamp_min(1)
+
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
         real = (targets != PADDING).sum(-1).clamp_min(1)
         return reduced(token_losses(outputs, targets, PADDING).sum(-1) / real, reduction)
 
+    def _kept_of(self, outputs: Floats, targets: Targets) -> Floats:
+        pieces = [np.zeros((0, len(self.row_sums)))]
+        for first in range(0, len(targets), _ROWS):
+            some = slice(first, first + _ROWS)
+            kept = self.kept(torch.from_numpy(outputs[some]), torch.from_numpy(targets[some]))
+            pieces.append(kept.numpy())
+        return np.concatenate(pieces)
+
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
-        real = targets != PADDING
-
-        @cache
-        def surprise() -> float:
-            total = 0.0
-            for first in range(0, len(targets), _ROWS):
-                some = slice(first, first + _ROWS)
-                each = token_losses(
-                    torch.from_numpy(outputs[some]), torch.from_numpy(targets[some]), PADDING
-                )
-                total += float(each.sum())
-            return total / int(real.sum())
-
+        surprise, right, tokens = outputs.sum(0)
         return {
-            "accuracy": lambda: float((outputs.argmax(-1) == targets)[real].mean()),
-            "perplexity": lambda: float(np.exp(surprise())),
+            "accuracy": lambda: float(right / tokens),
+            "perplexity": lambda: float(np.exp(surprise / tokens)),
         }

@@ -86,6 +86,8 @@ class Task:
     row_metric: str | None = None
     higher_is_better: bool = True
     rows_alone: bool = True  # whether the loss of a row depends on that row alone
+    # What evaluation keeps of every row in place of its outputs, from which all metrics follow; none for the outputs
+    row_sums: tuple[str, ...] = ()
     # What the loss and metrics may be, where that is known
     ranges: Mapping[str, Range] = MappingProxyType({})
     _row_score: RowFunction | None = None
@@ -218,6 +220,14 @@ class Task:
         found = self._row_score(self._fitted(outputs, targets), targets)
         return self._one_a_row(found, targets, "row_score").reshape(shape)
 
+    def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what evaluation keeps of rows: their outputs, or for a task with ``row_sums`` one column for each."""
+        return outputs
+
+    def kept_scores(self, kept: Tensor, targets: Tensor) -> Tensor:
+        """Return the ``row_metric`` of every row from what is kept of it."""
+        return self.row_scores(kept, targets)
+
     def predict(self, outputs: Tensor) -> Tensor:
         """Return predictions from outputs: classes, numbers, tokens, or a matrix of 0 and 1."""
         if self._single() and outputs.dim() > 1:
@@ -262,6 +272,18 @@ class Task:
         self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None
     ) -> dict[str, float]:
         """Return the metrics over some rows, all of them or those named; NaN where one is undefined, as for no rows."""
+        outputs = np.asarray(outputs, dtype=np.float64)
+        targets = np.asarray(targets)
+        if len(outputs) != len(targets):
+            raise FedskewError(
+                f"task {self.label()}: {len(outputs)} outputs for {len(targets)} targets, not one each"
+            )
+        return self.measured(self._kept_of(outputs, targets), targets, names)
+
+    def measured(
+        self, kept: NDArray[Any], targets: Targets, names: Iterable[str] | None = None
+    ) -> dict[str, float]:
+        """Return what ``evaluate`` does, from what is kept of the rows."""
         if names is None:
             wanted = self.metric_names
         else:
@@ -269,16 +291,10 @@ class Task:
         for name in wanted:
             if name not in self.metric_names:
                 raise unknown(f"metric of task {self.label()}", name, self.metric_names)
-        outputs = np.asarray(outputs, dtype=np.float64)
-        targets = np.asarray(targets)
-        if len(outputs) != len(targets):
-            raise FedskewError(
-                f"task {self.label()}: {len(outputs)} outputs for {len(targets)} targets, not one each"
-            )
         if not len(targets):
             return dict.fromkeys(wanted, float("nan"))
         with np.errstate(all="ignore"):
-            measures = self._measures(outputs, targets)
+            measures = self._measures(np.asarray(kept, dtype=np.float64), targets)
             result: dict[str, float] = {}
             for name in wanted:
                 result[name] = _number(measures[name](), name, self.label())
@@ -330,8 +346,12 @@ class Task:
             reduction,
         )
 
+    def _kept_of(self, outputs: Floats, targets: Targets) -> Floats:
+        """Return what evaluation keeps of rows."""
+        return outputs
+
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
-        """Return a function for every metric; values that several of them need are shared."""
+        """Return a function for every metric, from what is kept; values that several of them need are shared."""
         if self._single() and outputs.ndim == 2:
             fitted = outputs.squeeze(-1)
         else:
