@@ -84,9 +84,7 @@ def _print(name: str, rate: float, runs: list[fs.Run]) -> None:
     cells.append(f"{rounds['bytes_up'].iloc[-1] / 10 / 1e3:8.2f} kB up")
     for round in (EARLY, ROUNDS):
         scores = [100 * run.rounds["test_accuracy"].iloc[round - 1] for run in runs]
-        cells.append(
-            f"{mean(scores):5.1f} ({stdev(scores):.1f}) at {megabytes[round - 1]:6.2f} MB"
-        )
+        cells.append(f"{mean(scores):5.1f} ({stdev(scores):.1f}) at {megabytes[round - 1]:6.2f} MB")
     print("  ".join(cells), flush=True)
 
 

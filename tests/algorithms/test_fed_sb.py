@@ -1,6 +1,7 @@
 """Fed-SB: its start by plain autograd, exactness, what moves, bytes, clock, privacy, resuming, and what it refuses."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_only_r_and_the_head_move_after_the_first_round(desk, engine):
         "head.weight",
         "head.bias",
     }
-    for earlier, later in zip(states, states[1:], strict=False):
+    for earlier, later in pairwise(states):
         for name, value in later.params.items():
             assert float((value - earlier.params[name]).abs().max()) > 1e-6, name
         assert earlier.buffers.keys() == later.buffers.keys()
@@ -170,7 +171,7 @@ def test_privacy_covers_the_first_round(desk):
     clear = desk.training("fedavg + fed-sb:rank=2 + dp:noise=0,clip=0.01", **how)
     clear.advance()
     model = build(MODEL, (5,), 3, seed=0).double()
-    mean = {name: 0.0 for name in ("features.1.weight", "features.3.weight")}
+    mean = dict.fromkeys(("features.1.weight", "features.3.weight"), 0.0)
     for rows in desk.held:
         loss = F.cross_entropy(
             model(torch.from_numpy(desk.x[rows]).double()), torch.from_numpy(desk.y[rows])
@@ -293,7 +294,9 @@ def test_nodes_and_losses_of_several_rows_are_refused():
         refuse(resolve("fedavg + fed-sb"), Settings())
     draw = np.random.default_rng(0)
     times = np.column_stack([draw.uniform(1, 9, 40), draw.integers(0, 2, 40)])
-    fed = fs.split((draw.normal(size=(40, 3)).astype(np.float32), times), "iid", clients=2, task="survival")
+    fed = fs.split(
+        (draw.normal(size=(40, 3)).astype(np.float32), times), "iid", clients=2, task="survival"
+    )
     with pytest.raises(FedskewError, match="adds up losses over all rows of a client"):
         fs.train(fed, "mlp:hidden=4", METHOD, task="survival", folder=False, device="cpu")
 

@@ -13,6 +13,7 @@ import fedskew as fs
 from fedskew.algorithms.contract import Algorithm, algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors, Tree
+from fedskew.deploy.deployment import check_experiment
 from fedskew.deploy.rowless_federation import positions_of
 
 METHODS = [
@@ -159,6 +160,12 @@ def test_tokens(pair: Callable[..., Pair], method: str):
         assert theirs[name] == pytest.approx(value, rel=1e-12), name
     if method == "fedavg":
         assert 1 < mine["test_perplexity_last"] < 6
+
+
+def test_files_of_tokens_are_refused():
+    values = {"data": "silos:label=y,target=tokens,standardize=false", "algorithm": "fedavg"}
+    with pytest.raises(FedskewError, match="they agree on no vocabulary"):
+        check_experiment(values, 3)
 
 
 def test_what_needs_all_rows_is_refused(pair: Callable[..., Pair]):

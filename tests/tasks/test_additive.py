@@ -55,8 +55,6 @@ def test_parts_add_up_to_the_metrics_of_all_rows(task: Task, classes: int):
 
 def test_without_rows_there_is_no_metric():
     task = Classification()
-    found = metrics_from(
-        task, summed(task, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), 3)
-    )
+    found = metrics_from(task, summed(task, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), 3))
     assert found.keys() == {"loss", *additive_metrics(task)}
     assert all(np.isnan(value) for value in found.values())

@@ -153,6 +153,11 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
         raise FedskewError(
             f"task={settings.task} needs data=silos:target={task.target}, and it is {target}"
         )
+    if target == "tokens":
+        raise FedskewError(
+            "silos:target=tokens: each node knows the tokens of its own rows alone, and they agree on no vocabulary: "
+            "try it on one machine with engine=flower"
+        )
     sent_metrics(task, settings)
     refuse(method, settings)
     _refuse_noise(method)

@@ -19,7 +19,8 @@ from fedskew.tasks.task import Task
 Sums: TypeAlias = dict[str, Floats]
 COUNTED = ("confusion", "hits", "missing", "extra", "exact")  # sums that are numbers of rows
 OUTCOMES = ("hits", "missing", "extra")  # of these, a row is one at most, for each label
-SIZES = ("absolute", "squared", "squared_targets", "surprise")  # sums of numbers that are not below 0
+# Sums of numbers that are not below 0
+SIZES = ("absolute", "squared", "squared_targets", "surprise")
 
 
 @dataclass(frozen=True)

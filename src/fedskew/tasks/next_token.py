@@ -52,7 +52,7 @@ class NextToken(BuiltIn):
         real = targets != PADDING
         right = (outputs.argmax(-1) == targets) & real
         surprise = token_losses(outputs.double(), targets, PADDING)
-        return torch.stack([part.sum(-1).double() for part in (surprise, right, real)], -1)
+        return torch.stack([surprise, right.double(), real.double()], -1).sum(-2)
 
     def kept_scores(self, kept: Tensor, targets: Tensor) -> Tensor:
         """Return the share of each row's tokens that are predicted."""

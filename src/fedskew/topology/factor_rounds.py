@@ -1,4 +1,4 @@
-"""Rounds of adapters whose factors the server finds: in the first round clients send gradients, and train afterwards."""
+"""Rounds of adapters whose factors the server finds: in the first one clients send gradients, and train afterwards."""
 
 from dataclasses import replace
 
@@ -60,8 +60,8 @@ class FactorRounds(ParallelRounds):
         for name in sorted(context.job.local_names):
             if name.rpartition(".")[2] == R:
                 raise FedskewError(
-                    f"algorithm {context.algorithm.label()}: {name} stays with its client, and the server says where it "
-                    "begins: use lora"
+                    f"algorithm {context.algorithm.label()}: {name} stays with its client, and the server says where "
+                    "it begins: use lora"
                 )
 
     def run(self, lr: float) -> RoundOutcome:
@@ -79,8 +79,8 @@ class FactorRounds(ParallelRounds):
         """Set the factors, and where R begins, from the mean of the negative gradients."""
         if not any(value.any() for value in found.params.values()):
             raise FedskewError(
-                f"algorithm {self.context.algorithm.label()}: at the weights with which the run begins, the gradient of "
-                "every layer to adapt is 0, as below a head of zeros: begin with another head, or use lora"
+                f"algorithm {self.context.algorithm.label()}: at the weights with which the run begins, the gradient "
+                "of every layer to adapt is 0, as below a head of zeros: begin with another head, or use lora"
             )
         change = self._first_step(found.params, lr)
         params = dict(self.state.params)
@@ -119,7 +119,7 @@ class FactorRounds(ParallelRounds):
         return replace(outcome, client_rows=ClientTable(columns))
 
     def _with_factors_sent(self, outcome: RoundOutcome) -> RoundOutcome:
-        """Return the outcome with the factors sent to every client, the slowest of which decides how long that takes."""
+        """Return the outcome with the factors sent to every client; the slowest decides how long that takes."""
         size = size_in_bytes({"": {name: self.state.buffers[name] for name in self.factors}})
         participation = self.context.participation
         seconds = participation.fleet.most(lambda machines: transfer_seconds(machines, size, 0))
@@ -173,7 +173,7 @@ class _Newcomers:
         return stacked
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
-        """Keep nothing."""
+        """Keep nothing of this round."""
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Train nothing: such methods are refused."""
