@@ -1,5 +1,6 @@
 """Rows that stay as they are stored: what reads them, what refuses them, and in which forms they come."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -535,3 +536,72 @@ def test_validation_rows_of_every_kind_of_data(kind: str):
     assert len(fed.test) == 48
     run = fs.train(fed, "logreg", **{**TRAINING, "rounds": 2, "stop_after": 1})
     assert 0 <= run.summary["validation_accuracy_last"] <= 1
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", X)
+    return tmp_path / "x.npy"
+
+
+def test_sources_are_asked_for_each_row_once_and_in_order():
+    class Asked(Counted):
+        def __getitem__(self, index: np.ndarray) -> np.ndarray:
+            asked.append(index.tolist())
+            return super().__getitem__(index)
+
+    asked: list[list[int]] = []
+    rows = stored_rows.stored("mine", Asked(X)).take(np.arange(20, 30))
+    np.testing.assert_array_equal(rows.raw(np.array([7, 2, 7, 0])), X[[27, 22, 27, 20]])
+    np.testing.assert_array_equal(rows.raw(np.array([1, 3])), X[[21, 23]])
+    assert asked == [[20, 22, 27], [21, 23]]
+
+
+@pytest.mark.parametrize("as_objects", [True, False])
+def test_ragged_rows_are_refused_by_their_number(as_objects: bool):
+    class Ragged(Counted):
+        def __getitem__(self, index: np.ndarray):
+            rows = [self.x[number] for number in index]
+            for place, number in enumerate(index):
+                if number == 31:
+                    rows[place] = rows[place][:4]
+            if not as_objects:
+                return rows
+            found = np.empty(len(rows), dtype=object)
+            found[:] = rows
+            return found
+
+    rows = stored_rows.stored("mine", Ragged(X))
+    with pytest.raises(FedskewError, match=r"mine: row 31 was read with shape \(4,\), expected"):
+        rows.raw(np.array([40, 31, 2]))
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "rewritten", "replaced"])
+def test_a_file_that_has_changed_is_refused(file: Path, how: str):
+    fed = fs.split((np.load(file, mmap_mode="r"), Y), "iid", 3)
+    content = file.read_bytes()
+    if how == "shorter":
+        os.truncate(file, 500)  # reading what is gone would end the process
+    elif how == "longer":
+        file.write_bytes(content + b"0")
+    elif how == "rewritten":
+        os.utime(file, ns=(1, 1))
+    else:
+        (file.parent / "other").write_bytes(content)
+        (file.parent / "other").replace(file)
+    with pytest.raises(FedskewError, match=r"x.npy has changed since it was opened .*: load it"):
+        fs.train(fed, "logreg", **TRAINING)
+
+
+def test_a_file_that_was_cut_off_before_it_is_split_is_refused(file: Path):
+    x = np.load(file, mmap_mode="r")
+    os.truncate(file, 500)
+    with pytest.raises(FedskewError, match="has 500 bytes, and had 5,888 when it was opened"):
+        fs.split((x, Y), "iid", 3)
+
+
+def test_a_file_that_is_deleted_stays_readable(file: Path):
+    x = np.load(file, mmap_mode="r")
+    fed = fs.split((x, Y), "iid", 3)
+    file.unlink()
+    assert len(fs.train(fed, "logreg", **TRAINING).rounds) == 1

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -66,6 +67,34 @@ def _refuse_odd(path: Path) -> None:
         raise FedskewError(
             f"{path} is a pipe or device, not a file: write its content to a file first"
         )
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file of which parts are read again and again, as it was when it was opened: its size, and when it changed."""
+
+    path: Path
+    size: int
+    changed: int
+
+    @classmethod
+    def at(cls, path: Path) -> "OpenFile":
+        """Return the file as it is now."""
+        with reading(path):
+            status = path.stat()
+        return cls(path, status.st_size, status.st_mtime_ns)
+
+    def refuse_change(self) -> None:
+        """Raise an error for a file that was written to since; what is deleted stays readable where it is open."""
+        try:
+            now = OpenFile.at(self.path)
+        except FedskewError:
+            return
+        if now != self:
+            raise FedskewError(
+                f"{self.path} has changed since it was opened ({self.size:,} bytes then, {now.size:,} now): load it "
+                "again, and leave it alone while a run reads it"
+            )
 
 
 def read_bytes(path: Path) -> bytes:

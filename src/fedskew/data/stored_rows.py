@@ -4,6 +4,7 @@ import math
 import mmap
 import operator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.files import OpenFile
 from fedskew.core.streams import Ints
 from fedskew.data.schema import Features, Scaling
 
@@ -40,19 +42,25 @@ class Source(Protocol):
 
 
 class MappedRows:
-    """A memory-mapped array; the pages of its file are let go again and again, so that they do not fill the memory."""
+    """A memory-mapped array; the pages of its file are let go again and again, so that they do not fill the memory.
+
+    A page that is no longer in the file would end the process, so the file is looked at before every reading.
+    """
 
     def __init__(self, array: "np.memmap[Any, Any]") -> None:
         self.shape = array.shape
         self.dtype = array.dtype
         self._array = np.asarray(array)
         self._file = _file_of(array)
+        self._opened = _opened(array)
         self._read = 0
 
     def __len__(self) -> int:
         return int(self.shape[0])
 
     def __getitem__(self, index: Ints) -> NDArray[Any]:
+        if self._opened is not None:
+            self._opened.refuse_change()
         rows = self._array[index]
         self._read += rows.nbytes
         if self._file is not None and self._read > _PAGES_KEPT:
@@ -80,12 +88,39 @@ class InTurn:
 
 def _file_of(array: "np.memmap[Any, Any]") -> mmap.mmap | None:
     """Return the file of an array, where its pages may be let go: one that is only read, on a system that can."""
+    holder = _map_of(array)
+    if array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    return holder
+
+
+def _map_of(array: "np.memmap[Any, Any]") -> mmap.mmap | None:
+    """Return the map of a file in which an array, or the one that it is a part of, lies."""
     holder: Any = array
     while isinstance(holder, np.ndarray):
         holder = holder.base
-    if array.mode != "r" or not isinstance(holder, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+    if isinstance(holder, mmap.mmap):
+        return holder
+    return None
+
+
+def _opened(array: "np.memmap[Any, Any]") -> OpenFile | None:
+    """Return the file of an array as it is now, unless it has no name or the user may write to it.
+
+    A file that is shorter than it was when it was mapped is an error.
+    """
+    held = _map_of(array)
+    if held is None or array.filename is None or array.mode not in ("r", "c"):
         return None
-    return holder
+    path = Path(array.filename)
+    if not path.exists():
+        return None
+    opened = OpenFile.at(path)
+    if opened.size < len(held):
+        raise FedskewError(
+            f"{path} has {opened.size:,} bytes, and had {len(held):,} when it was opened: load it again"
+        )
+    return opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,9 +197,19 @@ class StoredRows:
         return whole(self, f"{self.name}: a step").astype(dtype or np.float32, copy=False)
 
     def raw(self, index: Ints) -> NDArray[Any]:
-        """Return rows as they are stored; a row of another shape, or with NaN, is an error that names it."""
+        """Return rows as they are stored; a row of another shape, or with NaN, is an error that names it.
+
+        A source is asked for each row once, in the order of their numbers.
+        """
         numbers = self._numbers(index)
-        read = np.asarray(self.source[numbers])
+        if self.in_memory or (numbers[1:] > numbers[:-1]).all():
+            return self._read(numbers)
+        once, places = np.unique(numbers, return_inverse=True)
+        return self._read(once)[places]
+
+    def _read(self, numbers: Ints) -> NDArray[Any]:
+        """Return the rows of the source with these numbers, and check them."""
+        read = self._array_of(numbers, self.source[numbers])
         if read.shape != (len(numbers), *self.source.shape[1:]):
             raise FedskewError(
                 f"{self.name}: {len(numbers)} rows from row {numbers[0]} on were read with shape {read.shape}, "
@@ -179,6 +224,22 @@ class StoredRows:
             self._check_numbers(numbers, read)
         # PyTorch has no numbers of another machine's byte order
         return read.astype(read.dtype.newbyteorder("="), copy=False)
+
+    def _array_of(self, numbers: Ints, given: Any) -> NDArray[Any]:
+        """Return rows that a source gave as an array; an error names the first of another shape."""
+        try:
+            read = np.asarray(given)
+        except ValueError:
+            read = np.empty(0, dtype=object)
+        if read.dtype != np.object_:
+            return read
+        for number, row in zip(numbers.tolist(), given, strict=False):
+            if _shape_of(row) != self.source.shape[1:]:
+                raise FedskewError(
+                    f"{self.name}: row {number} was read with shape {_shape_of(row)}, expected "
+                    f"{self.source.shape[1:]}: make all rows equal, or correct __getitem__"
+                )
+        return read
 
     def _check_numbers(self, numbers: Ints, read: NDArray[Any]) -> None:
         """Raise an error for NaN, infinity and what float32 cannot hold."""
@@ -292,6 +353,19 @@ def are_pixels(x: "NDArray[Any] | StoredRows") -> bool:
     if isinstance(x, StoredRows):
         dtype = x.stored
     return dtype == _BYTES and x.ndim > 2
+
+
+def _shape_of(row: Any) -> tuple[int, ...] | str:
+    """Return the shape of a row, or in words that it has none.
+
+    >>> _shape_of([[1, 2], [3, 4]]), _shape_of([[1, 2], [3]])
+    ((2, 2), 'parts of several lengths')
+    """
+    try:
+        shape: tuple[int, ...] = np.shape(row)
+    except ValueError:
+        return "parts of several lengths"
+    return shape
 
 
 def _at_even_steps(rows: int, most: int) -> Ints:
