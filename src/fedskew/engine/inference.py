@@ -14,6 +14,7 @@ from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
 from fedskew.engine.input_rows import Inputs
 from fedskew.engine.lstm import vmappable
+from fedskew.engine.read_ahead import read_ahead
 from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import copied_model, load_weights
 from fedskew.tasks.task import Task
@@ -73,10 +74,13 @@ class Inference:
                 self._forward = _captured(self._model, x, self.rows_at_once)
             else:
                 self._forward = self._eager
+        chunks: tuple[Tensor, ...] = ()
         # torch.split makes one empty chunk of no rows
-        for first in range(0, len(rows), self.rows_at_once):
-            some = rows[first : first + self.rows_at_once]
-            yield self._forward(x, some), some
+        if len(rows):
+            chunks = torch.split(rows, self.rows_at_once)
+        with read_ahead(x, chunks) as ahead:
+            for some in chunks:
+                yield self._forward(ahead, some), some
 
     def _eager(self, x: Inputs, rows: Tensor) -> Tensor:
         outputs: Tensor = self._model(

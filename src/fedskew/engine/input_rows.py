@@ -1,6 +1,7 @@
 """Rows as the input of a model: a tensor of them all, or stored rows that become one batch by batch."""
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -45,6 +46,11 @@ class InputRows:
         """Return the memory that the rows take."""
         return self._rows.nbytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the memory that a row takes as it is stored."""
+        return math.prod(self._rows.shape[1:]) * self._rows.stored.itemsize
+
     def dim(self) -> int:
         """Return the number of axes, with that of the rows."""
         return len(self.shape)
@@ -84,22 +90,28 @@ class InputRows:
         """Return the inputs of these rows."""
         assert dim == 0
         if self._held is not None:
-            x = self._features(self._held.index_select(0, rows))
+            return self._laid_out(self._features(self._held.index_select(0, rows)))
+        return self.of_read(self.read(rows.cpu().numpy()))
+
+    def read(self, rows: Ints) -> NDArray[Any]:
+        """Return these rows as they are stored; any thread may call it."""
+        return self._rows.raw(rows)
+
+    def of_read(self, read: NDArray[Any]) -> Tensor:
+        """Return rows that were read as inputs."""
+        if self.dtype == torch.int64 and read.dtype.kind != "f":
+            return torch.from_numpy(read.astype(np.int64)).to(self.device)
+        if read.dtype.name in _AS_STORED:
+            x = self._features(_tensor(read).to(self.device))
         else:
-            x = self._read(rows.cpu().numpy())
+            x = self._input(torch.from_numpy(self._rows.encoded(read)).to(self.device))
+        return self._laid_out(x)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Return inputs with their channels last, if they are to be."""
         if self._channels_last:
             return x.movedim(1, -1).contiguous()
         return x
-
-    def _read(self, rows: Ints) -> Tensor:
-        """Return the inputs of rows that are not in memory."""
-        read = self._rows.raw(rows)
-        if self.dtype == torch.int64 and read.dtype.kind != "f":
-            return torch.from_numpy(read.astype(np.int64)).to(self.device)
-        if read.dtype.name not in _AS_STORED:
-            read = self._rows.encoded(read)
-            return self._input(torch.from_numpy(read).to(self.device))
-        return self._features(_tensor(read).to(self.device))
 
     def _features(self, stored: Tensor) -> Tensor:
         """Return numbers of bytes or of half or single precision as inputs."""

@@ -1,6 +1,6 @@
 """The reference engine: one client at a time, in plain PyTorch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -19,6 +19,7 @@ from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.features import class_sums, features_of, no_class_sums
 from fedskew.engine.inference import row_losses
+from fedskew.engine.input_rows import Inputs
 from fedskew.engine.job import (
     ANSWER,
     CHOSEN,
@@ -39,6 +40,7 @@ from fedskew.engine.job import (
 from fedskew.engine.observer import BatchObserver
 from fedskew.engine.optimizer import state_of
 from fedskew.engine.plan import Plan
+from fedskew.engine.read_ahead import read_ahead
 from fedskew.engine.scheduled import run_schedule
 from fedskew.engine.synchronous_steps import synchronous_steps
 from fedskew.models.parameters import copied_model, load_weights, trainable
@@ -189,6 +191,7 @@ class _Client:
     def __init__(self, worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan) -> None:
         self.worker = worker
         self.job = job
+        self.x: Inputs = job.x
         self.plan = plan
         self.params = trainable(worker)
         self.requires = job.algorithm.requires
@@ -263,22 +266,33 @@ class _Client:
         with torch.no_grad():
             correction = algorithm.linear_correction(self.view)
         loss_sum, score_sum = torch.zeros((2,), device=self.lr.device, dtype=torch.float64)
-        for step, count in enumerate(self.counts[:, 0].tolist()):
-            enter(step)
-            x, labels = self._batch(step, count)
-            logits = self._outputs(x)
-            loss = task.losses(logits, labels)
-            view = self._with_batch(self.view, logits, x, labels)
-            if len(self.second_rows):
-                second = partial(self._gradient_at, view, *self._batch(step, count, second=True))
-                view = replace(view, second_gradient_at=second)
-            self._step(step, loss, view, correction)
-            with torch.no_grad():
-                loss_sum += loss.double() * count
-                score_sum += task.row_scores(logits, labels).sum()
+        counts: list[int] = self.counts[:, 0].tolist()
+        with read_ahead(self.x, self._requests(counts)) as self.x:
+            for step, count in enumerate(counts):
+                enter(step)
+                x, labels = self._batch(step, count)
+                logits = self._outputs(x)
+                loss = task.losses(logits, labels)
+                view = self._with_batch(self.view, logits, x, labels)
+                if len(self.second_rows):
+                    other = self._batch(step, count, second=True)
+                    view = replace(
+                        view, second_gradient_at=partial(self._gradient_at, view, *other)
+                    )
+                self._step(step, loss, view, correction)
+                with torch.no_grad():
+                    loss_sum += loss.double() * count
+                    score_sum += task.row_scores(logits, labels).sum()
         if self.observer:
             self.observer.close()
         return self._finish(loss_sum, score_sum)
+
+    def _requests(self, counts: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the row numbers of all batches, in the order of their use."""
+        for step, count in enumerate(counts):
+            yield self.rows[step, 0, :count]
+            if len(self.second_rows):
+                yield self.second_rows[step, 0, :count]
 
     def _step(self, step: int, loss: Tensor, view: View, correction: Tree) -> None:
         """Take a step, from the loss of its batch."""
@@ -300,7 +314,7 @@ class _Client:
         if second:
             table = self.second_rows
         rows = table[step, 0, :count]
-        x = self.job.x[rows]
+        x = self.x[rows]
         if self.moves is not None:
             x = augment(x, *self.moves[:, step, 0, :count])
         return x, self.job.y[rows]

@@ -18,8 +18,9 @@ from fedskew.core.trees import Tensors, copied, tensors_of
 from fedskew.engine.augment import augment, schedule_moves
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
-from fedskew.engine.input_rows import reads_rows
+from fedskew.engine.input_rows import Inputs, reads_rows
 from fedskew.engine.job import Job, ModelState, ScheduleResult
+from fedskew.engine.read_ahead import read_ahead, rows_of_piece
 from fedskew.models.parameters import copied_model, load_weights, trainable
 from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
@@ -91,15 +92,17 @@ class _Trainer:
         # torch.split returns one empty piece, on which momentum would take a step
         if not len(rows):
             return seen
-        for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
-            y = self.job.y[some.flatten()]
-            moves = self._moves(at, some.numel())
-            x = _images(self.job, some.flatten(), moves)
-            for inputs, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
-                if self.reset_optimizer and (at == 0 or at in visits):
-                    self.state = self.job.optimizer.init(self.params, stacked=False)
-                seen.append(self._step(inputs, labels))
-                at += width
+        together = max(1, rows_of_piece(self.job.x, _ROWS_AT_ONCE) // width)
+        pieces = [some.flatten() for some in torch.split(rows, together)]
+        with read_ahead(self.job.x, pieces) as ahead:
+            for some in pieces:
+                y = self.job.y[some]
+                x = _images(ahead, some, self._moves(at, len(some)))
+                for batch, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
+                    if self.reset_optimizer and (at == 0 or at in visits):
+                        self.state = self.job.optimizer.init(self.params, stacked=False)
+                    seen.append(self._step(batch, labels))
+                    at += width
         return seen
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ class _Trainer:
             moves = moves.clone()
 
         def steps() -> Tensor:
-            x = torch.split(_images(self.job, batch.flatten(), moves), width)
+            x = torch.split(_images(self.job.x, batch.flatten(), moves), width)
             logits = []
             for inputs, some in zip(x, batch, strict=True):
                 logits.append(self._step(inputs, self.job.y[some]))
@@ -186,9 +189,9 @@ def _contiguous_copies(tensors: Tensors) -> Tensors:
     return copies
 
 
-def _images(job: Job, rows: Tensor, moves: Tensor | None) -> Tensor:
+def _images(inputs: Inputs, rows: Tensor, moves: Tensor | None) -> Tensor:
     """Return the inputs of these rows, moved if they are augmented."""
-    x = job.x[rows]
+    x = inputs[rows]
     if moves is None:
         return x
     return augment(x, *moves)

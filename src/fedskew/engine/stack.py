@@ -5,7 +5,7 @@ client costs nothing. Short batches are padded and masked, BatchNorm included. A
 of steps after the other, and ``_end``. What they use and leave is one ``RoundState``, of tensors only.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -40,6 +40,7 @@ from fedskew.engine.job import (
 from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.kept_outputs import KeptOutputs
 from fedskew.engine.plan import Plan
+from fedskew.engine.read_ahead import read_ahead
 from fedskew.engine.round_blocks import RoundBlocks
 from fedskew.engine.shapes import Block, Room
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
@@ -93,6 +94,7 @@ class Stack:
         self.x: Inputs = job.x
         if channels_last:
             self.x = job.images_channels_last
+        self.ahead = self.x
         self.given: Tree = {}
         self.blocks = RoundBlocks(job)
         self.outputs = KeptOutputs(job)
@@ -151,15 +153,28 @@ class Stack:
     def _take_steps(self, blocks: list[Block]) -> None:
         """Take the steps of a round; losses and scores are added up whenever the room for outputs is full."""
         waiting = 0
-        for block in blocks:
-            room = len(self.outputs)
-            if room and waiting + block.steps > room:
-                self._play("sums", self._add_sums)
-                waiting = 0
-            self._play(block, partial(self._steps, block))
-            self.now += block.steps
-            waiting += block.steps
+        with read_ahead(self.x, self._requests(blocks)) as self.ahead:
+            for block in blocks:
+                room = len(self.outputs)
+                if room and waiting + block.steps > room:
+                    self._play("sums", self._add_sums)
+                    waiting = 0
+                self._play(block, partial(self._steps, block))
+                self.now += block.steps
+                waiting += block.steps
         self._play("sums", self._add_sums)
+
+    def _requests(self, blocks: list[Block]) -> Iterator[Tensor]:
+        """Yield the row numbers of all batches, in the order of their use."""
+        tables = [self.state.rows]
+        if self.state.second_rows is not None:
+            tables.append(self.state.second_rows)
+        first = 0
+        for block in blocks:
+            steps = slice(first, first + block.steps)
+            for table in tables:
+                yield table[steps, : block.active, : block.width].flatten()
+            first += block.steps
 
     def _play(self, name: Hashable, part: Callable[[], None]) -> None:
         """Run a part of the round."""
@@ -306,7 +321,7 @@ class Stack:
     @torch.no_grad()
     def _receive(self, first: Block) -> None:
         """Let the method set the weights from which clients start."""
-        (x,), (y,), real = self._batches(replace(first, steps=1), self.state.rows)
+        (x,), (y,), real = self._batches(replace(first, steps=1), self.state.rows, self.x)
         if real is not None:
             real = real[0]
         seen = Seen(None, None, x, y, real, self.state.buffers)
@@ -323,16 +338,18 @@ class Stack:
         """Return the entries of the present steps in a table of steps."""
         return table[self.now : self.now + steps]
 
-    def _batches(self, block: Block, table: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _batches(
+        self, block: Block, table: Tensor, inputs: Inputs
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return inputs and targets ``[step, client, slot]``, and which are real; None where all are.
 
-        ``table`` has the row numbers of all steps.
+        ``table`` has the row numbers of all steps, which ``inputs`` is asked for.
         """
         head = slice(block.active)
         slots = slice(block.width)
         rows = self._now(table, block.steps)[:, head, slots]
         flat = rows.flatten()
-        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        x = inputs.index_select(0, flat).view(*rows.shape, *inputs.shape[1:])
         y = self.job.y.index_select(0, flat).view(*rows.shape, *self.job.y.shape[1:])
         if self.channels_last:
             x = x.movedim(-1, 3)
@@ -351,9 +368,9 @@ class Stack:
         self.layers.mask.agree = None
         if block.shares:
             self.layers.mask.agree = settle_in_stack
-        x, y, reals = self._batches(block, self.state.rows)
+        x, y, reals = self._batches(block, self.state.rows, self.ahead)
         if self.state.second_rows is not None:
-            second_x, second_y, _ = self._batches(block, self.state.second_rows)
+            second_x, second_y, _ = self._batches(block, self.state.second_rows, self.ahead)
         logits = []
         for i in range(block.steps):
             real = None
