@@ -41,7 +41,7 @@ _EXPECTED: dict[Target, str] = {
     "numbers": "the same count of numbers in every row",
     "tokens": "the same count of tokens in every row, -1 where there is none",
 }
-_OF_FILES = ("path", "test_path", *OPTIONS)  # options of a table in a file
+_OF_FILES = ("path", "test_path", "lazy", *OPTIONS)  # options of a table in a file
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from fedskew.data.readers.csv_format import (
     recognised,
     sign_of,
 )
+from fedskew.data.readers.lazy_table import LazyTable
 from fedskew.data.readers.table import Table
 from fedskew.data.readers.written_numbers import with_numbers
 from fedskew.data.source import TestShare
@@ -72,11 +73,13 @@ def table(
     keep: tuple[str, ...] = (),
     dates: AsNumbers | None = None,
     duplicates: Duplicates = "keep",
-) -> Table:
+    lazy: bool = False,
+) -> Table | Arrays:
     """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
 
     Text columns become one feature per category, missing numbers the training median; everything is fitted on
-    training rows only.
+    training rows only. A Parquet file that does not fit into memory is read lazily: its features are then all other
+    columns, which hold numbers, or one column of lists of one length (pixels, tokens, embeddings).
 
     Args:
         path: the file
@@ -103,8 +106,20 @@ def table(
         keep: columns that are features although they look like ids, dates or constants, a+b+c
         dates: days for columns of dates as numbers of days; by default they are left out
         duplicates: drop to leave out rows that equal an earlier one of their file in every column
+        lazy: leave the features in a Parquet file, and read them by row groups when rows are used; standardising is
+            fitted to a sample of the training rows
     """
-
+    if lazy:
+        _refuse_with_lazy(
+            categorical=categorical,
+            window=window,
+            stride=stride,
+            keep=keep,
+            dates=dates,
+            duplicates=duplicates != "keep",
+        )
+        part = LazyTable(label, group, drop, labels, target)
+        return part.arrays(path, test_path, Split("test", test, split_seed), standardize)
     common = CsvFormat(separator, decimal, thousands, encoding)
 
     def read(file: str) -> "Frame":
@@ -133,6 +148,15 @@ def table(
         dates=dates,
         duplicates=duplicates,
     )
+
+
+def _refuse_with_lazy(**options: Any) -> None:
+    """Raise an error for an option that needs the features of all rows."""
+    for name, value in options.items():
+        if value:
+            raise FedskewError(
+                f"{name}= needs all features in memory, and lazy=true leaves them in the file: leave one of them out"
+            )
 
 
 @datasets.register("npz")
@@ -414,7 +438,7 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
         if types.is_nested(field.type):
             raise FedskewError(
                 f"{path}: column {field.name!r} holds {field.type}, not one value per row: leave it out with "
-                f"drop={field.name} or make a column of each part"
+                f"drop={field.name}, make a column of each part, or take it as the only feature with lazy=true"
             )
     return file.read([field.name for field in kept])
 
