@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedskew as fs
 from fedskew.core.errors import FedskewError
 from fedskew.data import load
+from fedskew.data.sources import image_folders
+from fedskew.data.stored_rows import StoredRows
 
 
 def picture(path: Path, color: tuple[int, int, int], size: int = 8) -> None:
@@ -179,3 +182,77 @@ def test_tiny_imagenet(data_root: Path) -> None:
     annotations.write_text("val_9.JPEG\tn01\t0\t0\t0\t0\n")
     with pytest.raises(FedskewError, match=r"val_9\.JPEG is not there"):
         load("tiny-imagenet")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder of 24 images of several sizes, as JPEG and PNG."""
+    draw = np.random.default_rng(0)
+    for n in range(24):
+        file = tmp_path / "photos" / "abc"[n % 3] / f"{n}.{('jpg', 'png')[n % 2]}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        side = int(draw.integers(9, 20))
+        Image.fromarray(draw.integers(0, 256, (side, 12, 3), dtype=np.uint8)).save(file)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("scale", ["unit", "standard"])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_lazy_images_have_the_bits_of_those_in_memory(photos: Path, scale: str, color: str) -> None:
+    spec = f"images:path={photos},size=8,scale={scale},color={color},test=0.25"
+    whole = load(spec, validation=0.2)
+    lazy = load(f"{spec},lazy=true", validation=0.2)
+    assert isinstance(lazy.train.x, StoredRows)
+    assert lazy.train.x.stored == np.uint8
+    assert lazy.schema == whole.schema
+    for part in ("train", "test", "validation"):
+        ours, theirs = getattr(lazy, part), getattr(whole, part)
+        np.testing.assert_array_equal(ours.x[:], theirs.x)
+        np.testing.assert_array_equal(ours.y, theirs.y)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+@pytest.mark.parametrize("scale", ["unit", "standard"])
+def test_runs_on_lazy_images_have_the_bits_of_those_in_memory(
+    photos: Path, engine: str, scale: str
+) -> None:
+    found = []
+    for lazy in (False, True):
+        data = fs.load(f"{photos}:size=8,scale={scale}", lazy=lazy)
+        fed = fs.split(data, "iid", 2)
+        run = fs.train(
+            fed, "cnn", rounds=2, engine=engine, batch_size=4, device="cpu", folder=False
+        )
+        found.append(run.model.state_dict())
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(value, found[1][name])
+
+
+def test_a_standardisation_of_many_lazy_images_is_fitted_to_some(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedskew.data.readers.arrays._SAMPLE", 5)
+    asked: list[Path] = []
+    plain = image_folders._pixels
+
+    def noted(path: Path, size: int, mode: str) -> np.ndarray:
+        asked.append(path)
+        return plain(path, size, mode)
+
+    monkeypatch.setattr(image_folders, "_pixels", noted)
+    data = load(f"images:path={photos},size=8,lazy=true,test=0.25")
+    assert len(asked) == 6  # the first for its shape
+    assert "deviation of 5 training rows" in " ".join(data.notes)
+
+
+def test_lazy_images_that_cannot_be_read_are_refused_by_their_path(photos: Path) -> None:
+    lazy = load(f"images:path={photos},size=8,scale=unit,lazy=true,test=0.25")
+    (photos / "c" / "5.png").write_bytes(b"no image")
+    with pytest.raises(FedskewError, match=r"c/5.png is not a readable image"):
+        lazy.train.x[:], lazy.test.x[:]
+    (photos / "c" / "5.png").unlink()
+    with pytest.raises(FedskewError, match=r"c/5.png is not there"):
+        lazy.train.x[:], lazy.test.x[:]
+    odd = load(f"images:path={photos},scale=unit,lazy=true,test=0.25")
+    with pytest.raises(FedskewError, match=r"\.(jpg|png) is 12x\d+, others are 12x\d+: give size="):
+        odd.train.x[:]

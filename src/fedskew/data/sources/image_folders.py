@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import must_fit, read_text, reading
 from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.core.streams import Ints
 from fedskew.data.cells import numbers_of
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.source import Download, Source, TestShare, find, register
+from fedskew.data.stored_rows import AnyRows, StoredRows
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _QUIET = logging.NullHandler()  # for Pillow, which otherwise prints what it also raises
@@ -165,6 +167,7 @@ def images(
     test_path: str | None = None,
     split_seed: int = 0,
     scale: PixelScale = "standard",
+    lazy: bool = False,
 ) -> Arrays:
     """Your own images: a folder with one folder per class; with train and test folders in it, that split is kept.
 
@@ -177,6 +180,8 @@ def images(
         test_path: a second folder with the test images, instead of a split
         split_seed: seed of the split
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
+        lazy: decode images when they are used, instead of keeping them in memory; scale=standard is fitted to a sample
+            of the training rows where there are more than 4,096
     """
     folder = Path(path).expanduser()
     notes: tuple[str, ...] = ()
@@ -188,7 +193,68 @@ def images(
     tested: list[Picture] | Split = Split("test", test, split_seed)
     if test_path is not None:
         tested = _layout(Path(test_path).expanduser(), layout)
-    return picture_arrays(_layout(folder, layout), tested, size, scale, color, notes)
+    return picture_arrays(_layout(folder, layout), tested, size, scale, color, notes, lazy)
+
+
+class PixelForm(NamedTuple):
+    """What becomes of an image: height and width (0: as it is), Pillow's name of its colours, and when it is read."""
+
+    size: int
+    mode: str
+    lazy: bool
+
+
+class PictureFiles:
+    """Image files as rows (channels, height, width) of bytes, decoded in threads, as Pillow releases the GIL."""
+
+    def __init__(self, paths: Sequence[Path], form: PixelForm) -> None:
+        where = paths[0].parent
+        self.paths = paths
+        self.form = form
+        if not form.lazy:
+            must_fit(
+                f"{where}: {len(paths)} images of size={form.size}",
+                len(paths) * len(form.mode) * form.size**2,
+                "choose a smaller size=, or lazy=true",
+            )
+        first = _pixels(paths[0], form.size, form.mode)
+        self.shape = (len(paths), *first.shape)
+        self.dtype = first.dtype
+        if not form.lazy:
+            must_fit(
+                f"{where}: {len(paths)} images",
+                len(paths) * first.size,
+                "give a smaller size=, fewer images, or lazy=true",
+            )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Ints) -> Numbers:
+        images = np.empty((len(index), *self.shape[1:]), dtype=np.uint8)
+
+        def fill(place: int) -> None:
+            images[place] = self._image(self.paths[index[place]])
+
+        threads = min(len(index), os.cpu_count() or 1)
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            for _ in pool.map(fill, range(len(index))):
+                pass
+        return images
+
+    def at_once(self) -> Numbers:
+        """Return all images."""
+        return self[np.arange(len(self))]
+
+    def _image(self, path: Path) -> Numbers:
+        """Return an image, which must be as large as the first one."""
+        pixels = _pixels(path, self.form.size, self.form.mode)
+        if pixels.shape != self.shape[1:]:
+            height, width = pixels.shape[1:]
+            raise FedskewError(
+                f"{path} is {width}x{height}, others are {self.shape[3]}x{self.shape[2]}: give size="
+            )
+        return pixels
 
 
 def _layout(folder: Path, layout: str) -> list[Picture]:
@@ -236,8 +302,12 @@ def picture_arrays(
     scale: PixelScale,
     color: str = "rgb",
     notes: tuple[str, ...] = (),
+    lazy: bool = False,
 ) -> Arrays:
-    """Return image files as arrays, with classes and groups in the order of their names."""
+    """Return image files as arrays, with classes and groups in the order of their names.
+
+    ``lazy`` ones are decoded when they are used.
+    """
     pictures = list(train)
     if not isinstance(test, Split):
         pictures.extend(test)
@@ -250,12 +320,13 @@ def picture_arrays(
     mode = "L"
     if color == "rgb":
         mode = "RGB"
-    train_rows = _rows(train, classes, groups, size, mode)
+    form = PixelForm(size, mode, lazy)
+    train_rows = _rows(train, classes, groups, form)
     test_rows: Rows | Split
     if isinstance(test, Split):
         test_rows = test
     else:
-        test_rows = _rows(test, classes, groups, size, mode)
+        test_rows = _rows(test, classes, groups, form)
     return Arrays(
         train=train_rows,
         test=test_rows,
@@ -268,46 +339,18 @@ def picture_arrays(
 
 
 def _rows(
-    pictures: Sequence[Picture], classes: list[str], groups: list[str], size: int, mode: str
+    pictures: Sequence[Picture], classes: list[str], groups: list[str], form: PixelForm
 ) -> Rows:
-    x = _read(pictures, size, mode)
+    files = PictureFiles([picture.path for picture in pictures], form)
+    x: AnyRows | Numbers
+    if form.lazy:
+        x = StoredRows(files, str(pictures[0].path.parent.parent))
+    else:
+        x = files.at_once()
     y = numbers_of([picture.label for picture in pictures], classes)
     if not groups:
         return Rows(x, y)
     return Rows(x, y, numbers_of([picture.group for picture in pictures], groups))
-
-
-def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
-    """Return all images as (rows, channels, height, width); decoding runs in threads, as Pillow releases the GIL."""
-    where = pictures[0].path.parent
-    channels = len(mode)
-    must_fit(
-        f"{where}: {len(pictures)} images of size={size}",
-        len(pictures) * channels * size**2,
-        "choose a smaller size=",
-    )
-    first = _pixels(pictures[0].path, size, mode)
-    must_fit(
-        f"{where}: {len(pictures)} images",
-        len(pictures) * first.size,
-        "give a smaller size= or fewer images",
-    )
-    images = np.empty((len(pictures), *first.shape), dtype=np.uint8)
-
-    def fill(position: int) -> None:
-        pixels = _pixels(pictures[position].path, size, mode)
-        if pixels.shape != first.shape:
-            height, width = pixels.shape[1:]
-            raise FedskewError(
-                f"{pictures[position].path} is {width}x{height}, others are {first.shape[2]}x{first.shape[1]}: give "
-                "size="
-            )
-        images[position] = pixels
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for _ in threads.map(fill, range(len(pictures)), chunksize=64):
-            pass
-    return images
 
 
 def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
