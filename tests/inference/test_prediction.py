@@ -468,3 +468,48 @@ def test_a_folder_that_does_not_name_its_last_checkpoint_is_read(tmp_path: Path)
     (tmp_path / "run" / "checkpoints" / "00000002.json").unlink()
     with pytest.raises(FedskewError, match="lacks the checkpoint of the last round: put it back"):
         fs.open_run(tmp_path / "run").predict(rows, client=0)
+
+
+def test_arrays_in_npy_and_parquet_files_are_predicted_batch_by_batch(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(y=np.arange(60) % 2)
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=10)
+    data = fs.load(f"{tmp_path}/t.parquet:label=y,lazy=true,test=0.5")
+    run = fs.train(fs.split(data, "iid", 2), "logreg", rounds=1, folder=tmp_path / "run")
+    wanted = run.predict(x, proba=True)
+    frame[["c", "a", "b"]].to_parquet(tmp_path / "new.parquet", row_group_size=10)
+    (tmp_path / "new").mkdir()
+    np.save(tmp_path / "new" / "x.npy", x)
+    opened = fs.open_run(tmp_path / "run")
+    for place in ("new.parquet", "new", "new/x.npy"):
+        found = pd.read_csv(io.StringIO(predict_file(opened, tmp_path / place, proba=True)))
+        np.testing.assert_allclose(found["p(1)"], wanted["p(1)"], rtol=0, atol=1e-7)
+        assert len(found) == 60
+    mapped = np.load(tmp_path / "new" / "x.npy", mmap_mode="r")
+    pd.testing.assert_frame_equal(opened.predict(mapped, proba=True), wanted)
+    with pytest.raises(FedskewError, match=r"x of shape \(60, 2\) and type float32"):
+        opened.predict(mapped[:, :2])
+    frame[["a", "b"]].to_parquet(tmp_path / "new.parquet")
+    with pytest.raises(FedskewError, match=r"column of .*new.parquet.*'c'"):
+        predict_file(opened, tmp_path / "new.parquet")
+    with pytest.raises(FedskewError, match=r"has no x.npy: give an NPZ file with x, or a folder"):
+        predict_file(opened, tmp_path / "run")
+    x[7, 1] = np.nan
+    np.save(tmp_path / "new" / "x.npy", x)
+    with pytest.raises(FedskewError, match="row 7 holds NaN"):
+        predict_file(opened, tmp_path / "new")
+
+
+def test_lists_in_a_parquet_file_are_predicted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, (40, 4))
+    frame = pd.DataFrame({"x": list(x), "y": np.arange(40) % 2})
+    frame.to_parquet(tmp_path / "t.parquet")
+    data = fs.load(f"{tmp_path}/t.parquet:label=y,lazy=true")
+    run = fs.train(fs.split(data, "iid", 2), "logreg", rounds=1, folder=tmp_path / "run")
+    found = pd.read_csv(io.StringIO(predict_file(run, tmp_path / "t.parquet")))
+    assert found["prediction"].astype(str).tolist() == run.predict(x)["prediction"].tolist()
+    frame.assign(z=frame.x).to_parquet(tmp_path / "two.parquet")
+    with pytest.raises(FedskewError, match="has 2 columns of lists of numbers"):
+        predict_file(run, tmp_path / "two.parquet")

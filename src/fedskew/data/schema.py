@@ -361,13 +361,17 @@ class Scaling:
 
     def check(self, name: str, x: NDArray[Any]) -> None:
         """Raise an error for new rows that do not fit."""
-        if x.dtype.kind not in "biuf" or x.shape[1:] != self.shape:
-            raise FedskewError(
-                f"{name}: x of shape {x.shape} and type {x.dtype}, and the model was trained on numbers of shape "
-                f"{('rows', *self.shape)}"
-            )
+        self.check_shape(name, x.shape, x.dtype)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise FedskewError(f"{name}: x holds NaN or infinity: fill or remove these rows")
+
+    def check_shape(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Raise an error for new rows of another shape, or of no numbers."""
+        if dtype.kind not in "biuf" or shape[1:] != self.shape:
+            raise FedskewError(
+                f"{name}: x of shape {shape} and type {dtype}, and the model was trained on numbers of shape "
+                f"{('rows', *self.shape)}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the scaling as JSON's types."""

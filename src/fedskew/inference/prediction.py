@@ -1,6 +1,7 @@
 """A trained model in use: new rows become features as the training rows did, and outputs become named predictions."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,16 +14,18 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.readers.csv_format import AS_RECOGNISED, CsvFormat, file_and_format
+from fedskew.data.readers.parquet_rows import ParquetRows, only_list_column
 from fedskew.data.readers.table import read_sentences
-from fedskew.data.readers.user_files import column_names, read_table
+from fedskew.data.readers.user_files import column_names, mapped_x, read_table
 from fedskew.data.readers.windows import cut_windows
 from fedskew.data.schema import Numeric, Pipeline, Scaling, Schema
+from fedskew.data.stored_rows import AnyRows, StoredRows, is_source, stored
 from fedskew.data.targets import IN_WORDS
 from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
+from fedskew.engine.input_rows import inputs_of
 from fedskew.inference.encoded_rows import refuse_encoded
 from fedskew.models.parameters import trainable
-from fedskew.models.tokens import as_input
 from fedskew.tasks.task import BuiltIn, Task
 from fedskew.tasks.thresholds import Threshold
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 # With these a spreadsheet begins a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+_SAMPLE = (
+    4_096  # of rows that are read batch by batch, which tell whether they are features already
+)
 
 PREDICTION = "prediction"  # the column with the predicted class or number
 
@@ -166,8 +173,10 @@ def _quoted(value: Any) -> Any:
     return value
 
 
-def features(pipeline: Pipeline, name: str, data: Any) -> Features:
+def features(pipeline: Pipeline, name: str, data: Any) -> AnyRows:
     """Return the features of new rows: a data frame, or an array where the model was trained on arrays.
+
+    Rows of a memory-mapped array, or of any object that gives rows by their numbers, are read batch by batch.
 
     Raises an error, with the name of the column, for data that do not fit.
     """
@@ -175,6 +184,8 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
     if named:
         data = data.set_axis([str(column) for column in data.columns], axis=1)
     if isinstance(pipeline, Scaling):
+        if is_source(data):
+            return _features_of_source(pipeline, stored(name, data))
         if named:
             data = pipeline.array(name, data)
         return _features_of_arrays(pipeline, name, np.asarray(data))
@@ -195,6 +206,12 @@ def _features_of_arrays(pipeline: Scaling, name: str, x: NDArray[Any]) -> Featur
     return scaled
 
 
+def _features_of_source(pipeline: Scaling, rows: StoredRows) -> StoredRows:
+    pipeline.check_shape(rows.name, rows.shape, rows.stored)
+    refuse_encoded(rows.name, pipeline, rows.sample(_SAMPLE))
+    return replace(rows, scaling=pipeline)
+
+
 def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Features:
     pipeline.check(name, frame)
     refuse_encoded(name, pipeline, frame)
@@ -212,13 +229,22 @@ def _features_of_table(pipeline: Schema, name: str, frame: "pd.DataFrame") -> Fe
 
 
 def read_rows(path: Path, pipeline: Pipeline, written: CsvFormat = AS_RECOGNISED) -> Any:
-    """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file."""
+    """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file.
+
+    Arrays may also be in a file or folder of NPY files, or in a Parquet file: these are read when rows are used.
+    """
     if isinstance(pipeline, Schema):
         return _read_table_rows(path, pipeline, written)
+    if path.is_dir() or path.suffix == ".npy":
+        return mapped_x(path)
+    if path.suffix == ".parquet":
+        return ParquetRows(path, pipeline.features or (only_list_column(path),))
     if path.suffix != ".npz":
         if pipeline.features:
             return read_table(path, (), written)
-        raise FedskewError(f"{path}: the model was trained on arrays: give an NPZ file with x")
+        raise FedskewError(
+            f"{path}: the model was trained on arrays: give an NPZ file with x, an NPY file, or a folder with x.npy"
+        )
     arrays = read_npz(path)
     if "x" not in arrays:
         raise FedskewError(
@@ -228,7 +254,7 @@ def read_rows(path: Path, pipeline: Pipeline, written: CsvFormat = AS_RECOGNISED
 
 
 def _read_table_rows(path: Path, schema: Schema, written: CsvFormat) -> "pd.DataFrame":
-    if path.suffix == ".npz":
+    if path.suffix in (".npz", ".npy") or path.is_dir():
         raise FedskewError(
             f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
         )
@@ -240,12 +266,13 @@ def _read_table_rows(path: Path, schema: Schema, written: CsvFormat) -> "pd.Data
     return read_table(path, (), written, texts=texts)
 
 
-def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
+def outputs_of(model: nn.Module, x: AnyRows, threads: int) -> Tensor:
     """Return the outputs of a model for all rows, computed on the CPU exactly as the evaluation of a run does."""
     model = model.cpu()
-    rows = as_input(model, torch.from_numpy(x), next(iter(trainable(model).values())).dtype)
-    if not len(rows):
+    if not len(x):
         raise FedskewError("there are no rows to predict")
+    dtype = next(iter(trainable(model).values())).dtype
+    rows = inputs_of(model, x, dtype, torch.device("cpu"))
     state = {**trainable(model), **dict(model.named_buffers())}
     with computing(threads):
         batches = []

@@ -43,12 +43,14 @@ class ParquetRows:
         if not sum(sizes):
             raise FedskewError(f"{path} has no rows")
         self._ends = np.cumsum(sizes)
-        types = []
+        types: list[Any] = []
         for column in self.titles:
             need_column(str(path), column, self._file.schema_arrow.names)
-            types.append(self._file.schema_arrow.field(column).type)
-        self.of_lists = is_list(types[0])
-        self.dtype = _common_type([number_type(kind) for kind in types])
+            field = self._file.schema_arrow.field(column)
+            _need_numbers(path, field)
+            types.append(number_type(field.type))
+            self.of_lists = is_list(field.type)
+        self.dtype = np.result_type(*types)
         self._sides: tuple[int, ...] = (len(self.titles),)
         if self.of_lists:
             self._sides = self._sides_of_first()
@@ -298,14 +300,6 @@ def _lengths(cells: Any) -> Ints:
     from pyarrow import compute
 
     return np.asarray(compute.list_value_length(cells), dtype=np.int64)
-
-
-def _common_type(types: Sequence[np.dtype[Any] | None]) -> np.dtype[Any]:
-    """Return the type that holds the numbers of all columns."""
-    numbers = [kind for kind in types if kind is not None]
-    if len(numbers) < len(types):
-        raise FedskewError("a column holds no numbers: name columns of numbers")
-    return np.result_type(*numbers)
 
 
 @contextmanager

@@ -253,15 +253,27 @@ def _mapped(folder: Path, ending: str) -> tuple[Any, ...]:
             raise FedskewError(
                 f"{folder} has no {file.name}: it needs x{ending}.npy and y{ending}.npy"
             )
-        with reading(file):
-            try:
-                arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
-            except ValueError as problem:
-                raise FedskewError(
-                    f"{file} is not an array of numbers or text: {problem}"
-                ) from None
+        arrays.append(_map(file))
     x, *others = arrays
     return x, *(np.array(other) for other in others)
+
+
+def mapped_x(path: Path) -> Any:
+    """Return the array of an NPY file, or of x.npy in a folder, which stays in its file."""
+    if not path.is_dir():
+        return _map(path)
+    if not (path / "x.npy").exists():
+        raise FedskewError(f"{path} has no x.npy: give an NPZ file with x, or a folder with x.npy")
+    return _map(path / "x.npy")
+
+
+def _map(file: Path) -> Any:
+    """Return the array of an NPY file, which stays in its file."""
+    with reading(file):
+        try:
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        except ValueError as problem:
+            raise FedskewError(f"{file} is not an array of numbers or text: {problem}") from None
 
 
 def read_table(
