@@ -15,6 +15,7 @@ from fedskew.data.readers.parquet_rows import ParquetRows
 from fedskew.data.stored_rows import StoredRows, stored
 from fedskew.engine.input_rows import InputRows
 from fedskew.engine.read_ahead import read_ahead
+from fedskew.nodes.split_folder import load_split, read_origin, save_split
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -288,3 +289,49 @@ def test_an_index_without_a_name_is_no_feature(tmp_path: Path):
     shuffled = FRAME.sample(frac=1, random_state=0)
     data = fs.load(f"{written(tmp_path, shuffled)}:label=outcome,lazy=true")
     assert "__index_level_0__" not in data.features
+
+
+SPECS = {
+    "columns": lambda folder: f"{written(folder)}:label=outcome,drop=site,lazy=true",
+    "lists": lambda folder: f"{of_lists(folder, TOKENS)}:label=y,lazy=true",
+}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_split_writes_arrays_that_are_read_again(tmp_path: Path, kind: str):
+    origin = read_origin(SPECS[kind](tmp_path))
+    assert len(origin.data.train) == ROWS
+    fed = fs.split(origin.data, "iid", 3)
+    save_split(tmp_path / "nodes", origin, fed, {"skew": "iid"})
+    again = load_split(tmp_path / "nodes")
+    assert again.partition == fed.partition
+    np.testing.assert_array_equal(again.train.x, fed.train.x[:])
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_study_sets_validation_rows_aside(tmp_path: Path, kind: str):
+    frame = fs.compare(
+        data=SPECS[kind](tmp_path),
+        clients=3,
+        algorithm=["fedavg", "fedprox"],
+        grid={"mu": [0.01, 0.1]},
+        choose="validation",
+        seeds=range(2),
+        model="logreg",
+        rounds=1,
+        device="cpu",
+        validation=0.2,
+        out=tmp_path / "out",
+    )
+    assert frame.filter(like="test_accuracy").iloc[:, 0].between(0, 1).all()
+
+
+def test_a_run_on_a_file_resumes_to_the_same_bits(tmp_path: Path):
+    data = fs.load(SPECS["columns"](tmp_path), validation=0.2)
+    fed = fs.split(data, "iid", 3)
+    settings = {"device": "cpu", "checkpoint_every": 1, "rounds": 2}
+    whole = fs.train(fed, "logreg", folder=tmp_path / "whole", **settings)
+    fs.train(fed, "logreg", folder=tmp_path / "part", stop_after=1, **settings)
+    resumed = fs.resume(tmp_path / "part")
+    for name, value in whole.model.state_dict().items():
+        np.testing.assert_array_equal(value, resumed.model.state_dict()[name])

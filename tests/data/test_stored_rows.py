@@ -554,6 +554,7 @@ def test_sources_are_asked_for_each_row_once_and_in_order():
     rows = stored_rows.stored("mine", Asked(X)).take(np.arange(20, 30))
     np.testing.assert_array_equal(rows.raw(np.array([7, 2, 7, 0])), X[[27, 22, 27, 20]])
     np.testing.assert_array_equal(rows.raw(np.array([1, 3])), X[[21, 23]])
+    assert rows.raw(np.array([], dtype=np.int64)).shape == (0, 6)
     assert asked == [[20, 22, 27], [21, 23]]
 
 

@@ -186,6 +186,7 @@ def test_bad_arrays_are_refused(data, target, message: str):
         (np.zeros((4, 2)), ("a", "b"), "expected 2 float32 numbers per row"),
         (np.zeros((4, 2), np.float32), ("a",), "expected 1 float32 numbers per row"),
         (np.full((4, 2), np.inf, np.float32), ("a", "b"), "the target of row 0 is inf"),
+        (np.array([[0, -100]] * 4), ("a", "b"), r"the token -100, .* np.where\(y == -100, -1, y\)"),
         (np.full((4, 2), 2), ("a", "b"), "row 0 has the token 2, expected 0 … 1, or -1"),
         (np.array([[0, 1], [0, -1], [-1, -1], [0, 1]]), ("a", "b"), "row 2 has no token"),
         (np.full((4, 2), 2, np.uint8), ("a", "b"), "expected a uint8 matrix"),

@@ -19,8 +19,8 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="new rows: CSV or Parquet or, if the data were arrays, NPZ with x, NPY or a folder with x.npy; say how "
-            "a CSV file is written if fedskew does not recognise it, new.csv:separator=semicolon:decimal=comma"
+            help="new rows: CSV or Parquet or, if the data were arrays, NPZ with x, NPY or a folder with x.npy; say "
+            "how a CSV file is written if fedskew does not recognise it, new.csv:separator=semicolon:decimal=comma"
         ),
     ],
     client: Annotated[

@@ -202,6 +202,8 @@ class StoredRows:
         A source is asked for each row once, in the order of their numbers.
         """
         numbers = self._numbers(index)
+        if not len(numbers):
+            return np.empty((0, *self.source.shape[1:]), dtype=self.stored.newbyteorder("="))
         if self.in_memory or (numbers[1:] > numbers[:-1]).all():
             return self._read(numbers)
         once, places = np.unique(numbers, return_inverse=True)

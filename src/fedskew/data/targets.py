@@ -16,6 +16,7 @@ Target: TypeAlias = Literal["class", "number", "labels", "numbers", "tokens"]
 Targets: TypeAlias = NDArray[Any]
 
 PADDING = -1  # among tokens
+_IGNORED = -100  # what others write for it
 MATRICES = ("labels", "numbers", "tokens")  # targets with several values a row
 IN_WORDS: dict[Target, str] = {
     "class": "classes",
@@ -148,9 +149,13 @@ def _check_tokens(where: str, y: Targets, vocabulary: int) -> None:
     wrong = (y < PADDING) | (y >= vocabulary)
     if wrong.any():
         row = int(np.argmax(wrong.any(1)))
+        token = int(y[row][wrong[row]][0])
+        fix = ""
+        if token == _IGNORED:
+            fix = f": write np.where(y == {_IGNORED}, {PADDING}, y)"
         raise FedskewError(
-            f"{where}: row {row} has the token {y[row][wrong[row]][0]}, expected 0 … {vocabulary - 1}, or {PADDING} "
-            "where there is none"
+            f"{where}: row {row} has the token {token}, expected 0 … {vocabulary - 1}, or {PADDING} where there is "
+            f"none{fix}"
         )
     without = (y == PADDING).all(1)
     if without.any():

@@ -165,7 +165,7 @@ def _kind(origin: Origin, files: Files) -> str:
         return "index"
     if files == "arrays" or choice.name not in ("csv", "parquet", "npz"):
         return "arrays"
-    if choice.options.get("window"):
+    if choice.options.get("window") or choice.options.get("lazy"):
         return "arrays"
     if choice.name == "npz":
         return "npz"
