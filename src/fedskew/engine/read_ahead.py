@@ -15,7 +15,7 @@ from fedskew.engine.input_rows import InputRows, Inputs
 
 THREAD = "fedskew-reading"  # begins the name of the thread
 _PIECES = 8  # the first is waited for, so that there are at least so many
-_BYTES = 32 << 20  # of a piece as it is stored, unless a single batch takes more
+_BYTES = 8 << 20  # of a piece as it is stored, unless a single batch takes more
 
 
 @contextmanager
