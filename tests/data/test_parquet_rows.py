@@ -203,7 +203,7 @@ HOLES = FRAME.dose.where(FRAME.index != 47).astype("Float32")
         ),
         (bad(when=pd.Timestamp("2026-01-01")), "", "column 'when' holds timestamp"),
         (bad(kind=FRAME.outcome.astype("category")), "", "column 'kind' holds dictionary"),
-        (bad(dose=HOLES), "", "column 'dose' has no value in row 47: fill it"),
+        (bad(dose=HOLES), ",standardize=false", "column 'dose' has no value in row 47: fill it"),
         (bad(x=list(TOKENS)), "", "'x' holds lists beside 4 more"),
         (FRAME[["outcome"]], "", "no feature column is left"),
         (FRAME, ",drop=sites", "column of .* 'sites'"),
@@ -268,6 +268,23 @@ def test_damaged_files_are_refused(tmp_path: Path):
     path.write_bytes(content)
     with pytest.raises(FedskewError, match="damaged: rows 60 to 79 cannot be read"):
         ParquetRows(path, ["age"])[np.array([5, 61])]
+
+
+def test_pages_are_checked_where_the_file_has_checksums(tmp_path: Path):
+    path = tmp_path / "c.parquet"
+    table = pyarrow.table({"age": FRAME.age})
+    plain = {"compression": "none", "use_dictionary": False}
+    pyarrow.parquet.write_table(table, path, write_page_checksum=True, **plain)
+    content = bytearray(path.read_bytes())
+    content[content.index(FRAME.age[5].tobytes())] ^= 1  # a bit of a number
+    path.write_bytes(content)
+    with pytest.raises(FedskewError, match="damaged: rows 0 to 239 cannot be read"):
+        ParquetRows(path, ["age"])[np.array([5])]
+
+
+def test_lists_of_true_and_false_are_no_pixels(tmp_path: Path):
+    data = fs.load(f"{of_lists(tmp_path, IMAGES > 128)}:label=y,lazy=true")
+    np.testing.assert_array_equal(data.train.x[:], IMAGES[rows_of(data)] > 128)
 
 
 def test_a_file_that_has_changed_is_refused(tmp_path: Path):

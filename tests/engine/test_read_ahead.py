@@ -74,6 +74,21 @@ def test_rows_come_in_the_order_of_the_requests_one_piece_ahead():
     assert not readers()
 
 
+def test_rows_are_given_while_the_next_ones_are_read():
+    class Waiting(Source):
+        def __getitem__(self, index: np.ndarray) -> np.ndarray:
+            if self.asked:
+                assert given.wait(5)
+            return super().__getitem__(index)
+
+    given = threading.Event()
+    source = Waiting()
+    with ahead.read_ahead(inputs(source), requests(8)) as rows:
+        rows.index_select(0, requests(8)[0])
+        given.set()
+        rows.index_select(0, requests(8)[1])
+
+
 def test_pieces_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ahead, "_BYTES", 5 * X[0].nbytes)
     source = Source()
