@@ -218,3 +218,16 @@ def test_sources_are_asked_by_one_thread_at_a_time_while_clients_train_in_severa
     with ThreadPoolExecutor(4) as threads:
         for done in threads.map(read, range(4)):
             assert done is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="rows that are read for a GPU: needs one")
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox:mu=0.1", "scaffold", "fedpbs"])
+def test_rows_that_are_read_train_on_a_gpu(algorithm: str):
+    settings = {**TRAINING, "dtype": "float64"}
+    found = []
+    for x, device in ((X, "cpu"), (Source(), "cuda")):
+        fed = fs.split((x, Y), "dirichlet:alpha=0.5", clients=5, seed=0)
+        run = fs.train(fed, "mlp:hidden=4", algorithm, **{**settings, "device": device})
+        found.append(run.weights)
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name].cpu(), value, rtol=0, atol=1e-8)

@@ -39,7 +39,7 @@ def evaluated(run: fs.Run, state: dict[str, Tensor]) -> Tensor:
     """Return the outputs for the test rows as the evaluation of the run computes them."""
     evaluator = run.server.evaluator
     with torch.inference_mode():
-        return evaluator._parts["test"].found(state).outputs.clone()
+        return evaluator._parts["test"].found(state).kept.clone()
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,8 @@ class Stack:
     def _load(self, start: Start, kept: Tree) -> None:
         """Make the inputs of the round available."""
         shared, own, numbers = self._inputs(start, kept)
-        self.given = {**shared, **own, "numbers": {"": torch.from_numpy(numbers)}}
+        packed = torch.from_numpy(numbers).to(self.device)
+        self.given = {**shared, **own, "numbers": {"": packed}}
 
     def _inputs(self, start: Start, kept: Tree) -> tuple[Tree, Tree, Floats]:
         """Return what all clients are given, what each is given, and the numbers of each."""
@@ -301,7 +302,7 @@ class Stack:
         """Return the row numbers of all steps, how many of them are real, and the moves of images."""
         rows = self.job.rows(self.plan.places, self.plan.table()[0])
         moves = draw_moves(self.job.augment, self.plan, self.device)
-        return rows, torch.from_numpy(self.counts), moves
+        return rows, torch.from_numpy(self.counts).to(self.device), moves
 
     def _second_rows(self) -> Tensor:
         """Return the row numbers of the second batches of all steps."""
