@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 # With these a spreadsheet begins a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
-_SAMPLE = (
-    4_096  # of rows that are read batch by batch, which tell whether they are features already
-)
+# Of rows that are read batch by batch: so many tell whether they are features already
+_SAMPLE = 4_096
 
 PREDICTION = "prediction"  # the column with the predicted class or number
 
