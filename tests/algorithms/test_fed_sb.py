@@ -221,6 +221,24 @@ def test_engines_agree_with_other_methods(desk, method: str):
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("options", "alpha"), [("rank=4", 4), ("rank=4,alpha=6", 6), ("", 16)])
+def test_alpha_is_the_rank_by_default(options: str, alpha: float):
+    adapters = resolve(f"fedprox + fed-sb:{options} + quantize".replace(": ", " ")).adapters
+    assert adapters.alpha == alpha
+
+
+def test_engines_agree_at_rank_1(desk):
+    """Factors with an axis of size 1, whose strides mean nothing."""
+    found = []
+    for engine in (Loop(), Stacked(mode="stack")):
+        training = desk.training("fedavg + fed-sb:rank=1", engine, MODEL)
+        for _ in range(3):
+            training.advance()
+        found.append(effective(training, training.state.model()))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
+
+
 def test_directions_that_the_gradient_lacks_are_0():
     b, r, a = factors_of(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]), 2)
     torch.testing.assert_close(b @ r @ a, torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))

@@ -7,7 +7,7 @@ from fedskew.algorithms.contract import algorithms, overridden
 from fedskew.algorithms.lora import LoRA
 from fedskew.algorithms.topologies import Parallel
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import AtLeastOne
+from fedskew.core.registry import AtLeastOne, Positive
 from fedskew.models.low_rank import AdapterLayout
 
 
@@ -29,18 +29,21 @@ class FedSB(LoRA):
 
     The additions of a method act on the first gradients too: ``+ dp`` clips and noises them, and epsilon counts the
     round. In the published code of the paper, gradients without noise give B and A, outside the guarantee.
-    The paper has ``alpha`` equal to ``rank``, as is the default, and estimates the gradient on few rows.
+    The paper has ``alpha`` equal to ``rank``, as is the default, and estimates the gradient on few rows. Its code takes
+    a smaller first step: ``lr`` divided by the number of steps, or of those of the warm-up.
 
     Args:
         rank: of R; at most the smaller side of the layer's weight
+        alpha: the product counts alpha / rank times; none for rank
 
-    >>> FedSB(rank=4).adapters.trains_r
-    True
+    >>> FedSB(rank=4).adapters.alpha, FedSB(rank=4, alpha=8).adapters.alpha
+    (4.0, 8.0)
     """
 
     addition: ClassVar[bool] = True
 
     rank: Annotated[int, AtLeastOne] = 16
+    alpha: Annotated[float | None, Positive] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,4 +68,7 @@ class FedSB(LoRA):
     @property
     def adapters(self) -> AdapterLayout:
         """Return adapters of which R is trained."""
-        return replace(super().adapters, trains_r=True)
+        layout = replace(super().adapters, trains_r=True)
+        if self.own(FedSB).alpha is None:
+            return replace(layout, alpha=float(layout.rank))
+        return layout

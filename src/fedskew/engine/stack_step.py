@@ -66,8 +66,7 @@ class StackStep:
         if block.partial:
             moving = tensors_of(now)
         before = [value.clone() for value in moving]
-        for name, value in self.layers.moved.items():
-            buffers[name].copy_(value)
+        _assign(buffers, self.layers.moved)
         self._move(state, now, _corrected(state, grads, params, block.active), block)
         if of_own:
             self._move_own(state, now, of_own)
@@ -233,3 +232,11 @@ def _corrected(state: RoundState, grads: Tensors, params: Tensors, active: int) 
 def _beside(numbers: Tensor, value: Tensor) -> Tensor:
     """Return one number for each client with as many axes as ``value``."""
     return numbers.view(-1, *(1,) * (value.dim() - 1))
+
+
+def _assign(buffers: Tensors, moved: Tensors) -> None:
+    """Copy the buffers that a forward pass has changed; others are the same memory as before."""
+    for name, value in moved.items():
+        # A copy onto itself is an error where an axis has size 1: the strides differ
+        if value.data_ptr() != buffers[name].data_ptr():
+            buffers[name].copy_(value)
