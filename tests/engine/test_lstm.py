@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedskew.algorithms.contract import resolve
 from fedskew.core.errors import FedskewError
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.loop import Loop
@@ -119,6 +120,12 @@ def test_rows_of_several_lengths_and_projections_are_pytorchs_own():
     torch.testing.assert_close(ours(one)[0], plain(one)[0], rtol=0, atol=0)
 
 
+def test_rows_may_be_given_by_name():
+    plain, ours = pair("cpu")
+    x = torch.randn(2, 3, 5, dtype=torch.double)
+    torch.testing.assert_close(ours(input=x)[0], plain(input=x)[0], rtol=0, atol=1e-12)
+
+
 def test_a_second_derivative_is_an_error():
     _, ours = pair("cpu")
     x = torch.randn(2, 1, 5, dtype=torch.double, requires_grad=True)
@@ -193,6 +200,35 @@ def test_memory_counts_gates_and_scores_of_attention():
     assert of_rows("char-lstm:embedding=8,hidden=16,layers=1") >= 4 * 40 * (8 + 16 + 4 * 16)
     heads = [of_rows(f"char-transformer:width=16,layers=1,heads={count}") for count in (1, 4)]
     assert heads[1] - heads[0] >= 4 * 3 * 40 * 40
+
+
+class Projected(nn.Module):
+    """A layer, a fixed matrix of 64 x 32 and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 64)
+        self.register_buffer("fixed", torch.ones(64, 32))
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x) @ self.fixed)
+
+
+def test_memory_counts_once_what_a_batch_makes_once():
+    """Weights of adapted layers are made for each client, and a buffer is there anyway."""
+    x = torch.zeros(2, 8)
+    plain = build("mlp:hidden=64+64", (8,), 3, 0)
+    adapted = resolve("fedavg + lora:rank=2").adapters.applied(copy.deepcopy(plain), 0)
+    for model in (plain, adapted, Projected()):
+        one, two = (measure_cost(model, x, rows).bytes_per_client for rows in (1, 2))
+        # Of a row: 8 inputs and at most six vectors of 64, each three times
+        assert two - one <= 3 * 4 * (8 + 6 * 64)
+    made = measure_cost(adapted, x, 1).bytes_per_client - measure_cost(plain, x, 1).bytes_per_client
+    factors = 2 * (8 + 64 + 64 + 64)
+    biases = 64 + 64  # frozen, and there once for all clients
+    # The rows need no gradient, so of the first layer no weight is kept
+    assert made == 4 * (7 * (factors - biases) + 3 * 64 * 64)
 
 
 def test_zoo_models_of_tokens_draw_no_random_numbers():

@@ -36,6 +36,7 @@ class _RowCost:
 
     multiplications: int = 0
     activations: int = 0  # bytes
+    computed: int = 0  # bytes that a batch makes once, such as the weight of an adapted layer
     largest: int = 0  # numbers in the largest output of a layer
     convolutions: bool = False
     lstm: bool = False
@@ -75,7 +76,8 @@ def measure_cost(model: nn.Module, x: Inputs, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
     row = math.prod(x.shape[1:]) * x.element_size() + one.activations
-    memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row
+    made = one.computed + batch * row
+    memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * made
     return Cost(one.multiplications * batch, memory, one.convolutions, one.lstm, one.batch_norm)
 
 
@@ -122,11 +124,17 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
         found.multiplications += _multiplications(module, output)
 
     tried = copied_model(model).eval()
+    hooks = []
     for module in tried.modules():
         if not list(module.children()):
-            module.register_forward_hook(count)
+            hooks.append(module.register_forward_hook(count))
+    two = row.repeat(2, *(1,) * (row.dim() - 1))
     kept = _kept_by_autograd(tried, row)
-    found.activations = max(found.activations, kept)
+    for hook in hooks:
+        hook.remove()
+    of_a_row = max(0, _kept_by_autograd(tried, two) - kept)
+    found.activations = max(found.activations, of_a_row)
+    found.computed = max(0, kept - of_a_row)
     return found
 
 
@@ -152,12 +160,12 @@ def _numbers_at_once(module: nn.Module, output: Tensor) -> int:
     return output.numel()
 
 
-def _kept_by_autograd(model: nn.Module, row: Tensor) -> int:
-    """Return the bytes that a forward pass of one row leaves for the backward pass, without weights.
+def _kept_by_autograd(model: nn.Module, rows: Tensor) -> int:
+    """Return the bytes that a forward pass leaves for the backward pass, without weights and buffers.
 
     Some layers keep more than their output, as attention does its scores and an LSTM its gates.
     """
-    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
 
     def keep(value: Tensor) -> Tensor:
@@ -167,5 +175,5 @@ def _kept_by_autograd(model: nn.Module, row: Tensor) -> int:
         return value
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        model(row)
+        model(rows)
     return sum(value.untyped_storage().nbytes() for value in kept.values())

@@ -31,12 +31,13 @@ class VmappedLSTM(nn.LSTM):
     # Whether PyTorch's own runs instead, which a stack of one on a CPU can: it is 2 to 5 times as fast there
     alone = False
 
-    def forward(self, x: Any, hx: State | None = None) -> tuple[Tensor, State]:  # type: ignore[override]
+    def forward(self, input: Any, hx: State | None = None) -> tuple[Tensor, State]:  # type: ignore[override]
         """Return what the last layer says of every token, and the last states of all layers."""
-        single = not isinstance(x, Tensor) or x.dim() != 3  # or rows of several lengths
+        single = not isinstance(input, Tensor) or input.dim() != 3  # or rows of several lengths
         if self.alone or single:
-            found: tuple[Tensor, State] = super().forward(x, hx)
+            found: tuple[Tensor, State] = super().forward(input, hx)
             return found
+        x = input
         if self.batch_first:
             x = x.transpose(0, 1)
         last: list[State] = []
