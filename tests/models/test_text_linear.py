@@ -57,7 +57,18 @@ def test_an_opened_run_predicts_the_same(tmp_path: Path):
     fed = fs.split((x, x[:, 0] % 2), "iid", clients=3)
     model = f"text-linear:embeddings={tmp_path / 'vectors.npy'}"
     run = fs.train(fed, model, rounds=2, lr=0.5, device="cpu", folder=tmp_path / "run")
-    assert fs.open_run(tmp_path / "run").predict(x[:9]).equals(run.predict(x[:9]))
+    expected = run.predict(x[:9], proba=True)
+    assert fs.open_run(tmp_path / "run").predict(x[:9], proba=True).equals(expected)
+    np.save(tmp_path / "vectors.npy", VECTORS.flip(0).numpy())  # the run has its own
+    assert fs.open_run(tmp_path / "run").predict(x[:9], proba=True).equals(expected)
+    np.save(tmp_path / "vectors.npy", VECTORS[:3].numpy())
+    with pytest.raises(FedskewError, match=r"shape \(3, 2\), and model.safetensors holds another"):
+        fs.open_run(tmp_path / "run").predict(x[:9])
+
+
+def test_big_endian_vectors(tmp_path: Path):
+    np.save(tmp_path / "vectors.npy", VECTORS.numpy().astype(">f8"))
+    assert torch.equal(read_vectors(tmp_path / "vectors.npy", None), VECTORS)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +76,7 @@ def test_an_opened_run_predicts_the_same(tmp_path: Path):
     [
         ({}, "vectors.safetensors has a, b: give tensor=, the name of one of them"),
         ({"tensor": "c"}, "has a, b: give tensor=, the name of one of them"),
-        ({"tensor": "b"}, r"holds torch.int64 of shape \(3, 2\), expected one row of numbers"),
+        ({"tensor": "b"}, r"holds torch.int64 of shape \(3, 2\), expected one row of floats"),
         ({"tensor": "a", "padding": 4}, "padding=4 is none of the 4 tokens"),
     ],
 )
@@ -91,5 +102,10 @@ def test_refused_files(tmp_path: Path):
     np.save(tmp_path / "missing.npy", np.array([[1.0], [np.nan]]))
     with pytest.raises(FedskewError, match="the vector of token 1 has NaN or infinity"):
         read("missing.npy", None)
+    with pytest.raises(FedskewError, match="one array without a name: leave out tensor=words"):
+        read_vectors(tmp_path / "missing.npy", "words")
+    save_file({}, tmp_path / "empty.safetensors")
+    with pytest.raises(FedskewError, match="holds no tensor"):
+        read_vectors(tmp_path / "empty.safetensors", None)
     with pytest.raises(FedskewError, match=r"needs rows of shape \(tokens,\), got \(3, 3\)"):
         build(f"text-linear:embeddings={written(tmp_path)}", (3, 3), 2, 0)

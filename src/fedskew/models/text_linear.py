@@ -73,7 +73,7 @@ def read_vectors(path: Path, tensor: str | None) -> Tensor:
         raise FedskewError(f"{where} is not there: give embeddings=, a .safetensors or .npy file")
     try:
         if path.suffix == ".npy":
-            found = torch.from_numpy(np.load(path, allow_pickle=False))
+            found = _of_npy(path, tensor, where)
         else:
             found = _of_safetensors(path, tensor, where)
     except FedskewError:
@@ -82,7 +82,7 @@ def read_vectors(path: Path, tensor: str | None) -> Tensor:
         raise FedskewError(f"{where} is not a .safetensors or .npy file: {problem}") from None
     if found.dim() != 2 or not found.numel() or not found.is_floating_point():
         raise FedskewError(
-            f"{where} holds {found.dtype} of shape {tuple(found.shape)}, expected one row of numbers for each token"
+            f"{where} holds {found.dtype} of shape {tuple(found.shape)}, expected one row of floats for each token"
         )
     vectors = found.float()
     wrong = (~vectors.isfinite()).any(1).nonzero()
@@ -93,10 +93,20 @@ def read_vectors(path: Path, tensor: str | None) -> Tensor:
     return vectors
 
 
+def _of_npy(path: Path, tensor: str | None, where: str) -> Tensor:
+    """Return the array of a file, in the byte order of this machine."""
+    if tensor is not None:
+        raise FedskewError(f"{where} holds one array without a name: leave out tensor={tensor}")
+    array = np.load(path, allow_pickle=False)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
 def _of_safetensors(path: Path, tensor: str | None, where: str) -> Tensor:
     """Return one tensor of a file."""
     with safe_open(path, framework="pt", device="cpu") as file:
         names = sorted(file.keys())
+        if not names:
+            raise FedskewError(f"{where} holds no tensor: give a file with a matrix")
         if tensor is None and len(names) == 1:
             tensor = names[0]
         if tensor not in names:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import nn
@@ -41,7 +42,7 @@ from fedskew.engine.sharing import WHOLE
 from fedskew.models.build import build
 from fedskew.models.layout import layout
 from fedskew.models.low_rank import plain_weights
-from fedskew.models.parameters import load_weights, trainable
+from fedskew.models.parameters import trainable
 from fedskew.runs import folder as on_disk
 from fedskew.runs.checkpoint import OwnPart, global_tensors, own_part, server_state
 from fedskew.runs.folder import FORMAT, Row, RunFolder
@@ -244,8 +245,20 @@ class OnDisk:
                 "in weights"
             )
         model = self._initial_model(0)
-        load_weights(model, self.weights)
+        self._load_all(model)
         return model.eval()
+
+    @torch.no_grad()
+    def _load_all(self, model: nn.Module) -> None:
+        """Load what the run has stored, frozen tensors too: a file that they came from may have changed since."""
+        for name, value in _weights_of(model).items():
+            stored = self.weights.get(name)
+            if stored is None or stored.shape != value.shape:
+                raise FedskewError(
+                    f"{self.disk.path}: {name} of the model has shape {tuple(value.shape)}, and {on_disk.MODEL} holds "
+                    "another one: put the files back that the model is built from"
+                )
+            value.copy_(stored)
 
     def _initial_model(self, seed: int, adapted: bool = False) -> nn.Module:
         """Return a model with the initial weights of a seed, in the precision of the trained ones.
