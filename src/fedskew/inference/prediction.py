@@ -275,8 +275,16 @@ def outputs_of(model: nn.Module, x: AnyRows, threads: int) -> Tensor:
     state = {**trainable(model), **dict(model.named_buffers())}
     with computing(threads):
         batches = []
-        for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows))):
-            batches.append(outputs)
+        try:
+            for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows))):
+                batches.append(outputs)
+        except IndexError as problem:
+            if rows.is_floating_point():
+                raise
+            raise FedskewError(
+                f"the rows hold tokens from {int(rows.min())} to {int(rows.max())}, and the model does not have all of "
+                f"them: number tokens as in training ({problem})"
+            ) from problem
     return torch.cat(batches).clone()
 
 
