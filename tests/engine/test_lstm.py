@@ -120,6 +120,15 @@ def test_rows_of_several_lengths_and_projections_are_pytorchs_own():
     torch.testing.assert_close(ours(one)[0], plain(one)[0], rtol=0, atol=0)
 
 
+def test_no_rows():
+    _, ours = pair("cpu", num_layers=2)
+    x = torch.zeros(6, 0, 5, dtype=torch.double)
+    assert ours(x)[0].shape == (6, 0, 7)
+    assert vmap(lambda x: ours(x)[0])(x.expand(3, 6, 0, 5)).shape == (3, 6, 0, 7)
+    ours(x)[0].sum().backward()
+    assert not any(value.grad.any() for value in ours.parameters())
+
+
 def test_rows_may_be_given_by_name():
     plain, ours = pair("cpu")
     x = torch.randn(2, 3, 5, dtype=torch.double)

@@ -22,9 +22,10 @@ class FedSB(LoRA):
 
     The first round finds B and A, the same for all clients, and does not train. Clients send the gradient of the whole
     weights on all their rows; the server takes the mean, and the change that the local optimiser would make in its
-    first step of training W0 at the run's ``lr``: ``-lr`` times the gradient in SGD, ``-lr`` times its sign in Adam, as
-    in the papers. Of its singular value decomposition, B and A are the first singular vectors, and R begins as the
-    values, divided by ``alpha / rank``: the model after the round is W0 plus the nearest change of that rank.
+    first step of training W0 at the run's ``lr``, without weight decay: ``-lr`` times the gradient in SGD, ``-lr``
+    times its sign in Adam, as in the papers. Of its singular value decomposition, B and A are the first singular
+    vectors, and R begins as the values, divided by ``alpha / rank``: the model after the round is W0 plus the nearest
+    change of that rank.
     Then every client receives B and A once.
 
     The additions of a method act on the first gradients too: ``+ dp`` clips and noises them, and epsilon counts the

@@ -93,10 +93,10 @@ class _Lstm(torch.autograd.Function):
     def forward(
         x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor, h0: Tensor, c0: Tensor
     ) -> tuple[Tensor, ...]:
-        clients, tokens, rows, _ = x.shape
         of_inputs = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), weight_ih.mT)
         # In memory time comes first, here and in what is kept, so that what a step needs lies together
-        by_time = of_inputs.view(clients, tokens, rows, -1).transpose(0, 1).contiguous()
+        of_tokens = of_inputs.view(*x.shape[:3], of_inputs.shape[-1])
+        by_time = of_tokens.transpose(0, 1).contiguous()
         onward = weight_hh.mT
         state, cell = h0, c0
         states, cells, gates = [], [], []

@@ -26,7 +26,7 @@ class NextToken(BuiltIn):
     their length.
 
     Metrics: accuracy (share of all tokens that are predicted); perplexity (the exponential of the mean cross-entropy
-    over all tokens). Both count tokens equally, and the loss counts rows.
+    over all tokens). Both count tokens equally, and the loss counts rows, as does the accuracy of a client.
 
     >>> task = NextToken()
     >>> task.losses(torch.zeros(1, 3, 4), torch.tensor([[0, 2, -1]]), "none")
