@@ -421,6 +421,29 @@ def test_another_model_or_method_is_refused_unless_forced(tmp_path: Path):
     assert fs.resume(folder, fed=fed, model=other, force=True).summary["rounds"] == 4
 
 
+def test_other_frozen_weights_are_refused_unless_forced(tmp_path: Path):
+    torch.manual_seed(0)
+    vectors = nn.Embedding(20, 4)
+    vectors.weight.requires_grad_(False)
+    model = nn.Sequential(vectors, nn.Flatten(), nn.Linear(8, 2))
+    x = np.random.default_rng(0).integers(0, 20, (40, 2))
+    fed = fs.split((x, x[:, 0] % 2), "iid", clients=2)
+
+    def watch(result: Any, rounds: int) -> None:
+        raise Crash
+
+    folder = tmp_path / "run"
+    with pytest.raises(Crash):
+        fs.train(
+            fed, model, rounds=3, folder=folder, callbacks=watch, checkpoint_every=1, device="cpu"
+        )
+    with torch.no_grad():
+        vectors.weight[13] += 0.1  # the two fixed rows have other tokens
+    with pytest.raises(fs.FedskewError, match="weights that are not trained are others than those"):
+        fs.resume(folder, fed=fed, model=model)
+    assert fs.resume(folder, fed=fed, model=model, force=True).summary["rounds"] == 3
+
+
 def test_what_changed_around_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _, folder = begun(tmp_path / "run")
     monkeypatch.setattr(np, "__version__", "9.9.9")

@@ -282,8 +282,7 @@ def outputs_of(model: nn.Module, x: AnyRows, threads: int) -> Tensor:
             if rows.is_floating_point():
                 raise
             raise FedskewError(
-                f"the rows hold tokens from {int(rows.min())} to {int(rows.max())}, and the model does not have all of "
-                f"them: number tokens as in training ({problem})"
+                f"a row holds a token that the model does not have ({problem}): number tokens as in training"
             ) from problem
     return torch.cat(batches).clone()
 

@@ -13,6 +13,7 @@ import torch
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import imported, place
+from fedskew.models.parameters import frozen
 from fedskew.runs.folder import FORMAT, RunFolder, resume_command
 from fedskew.server.server import Server
 
@@ -45,6 +46,7 @@ def environment(server: Server) -> dict[str, Any]:
             "options": {k: str(v) for k, v in method.options().items()},
         },
         "model": {"class": place(type(server.model)), "answers": answers(server)},
+        "frozen": frozen_sums(server),
         "imports": [asdict(one) for one in imported()],
     }
 
@@ -62,6 +64,17 @@ def answers(server: Server) -> list[float]:
     return outputs
 
 
+@torch.no_grad()
+def frozen_sums(server: Server) -> list[float]:
+    """Return a weighted sum of each tensor that is not trained: fixed rows may use a part of it alone."""
+    sums = []
+    for value in frozen(server.model).values():
+        flat = value.detach().cpu().double().flatten()
+        weights = torch.arange(1, len(flat) + 1, dtype=torch.float64).cos()
+        sums.append(float(flat @ weights))
+    return sums
+
+
 def check_same(
     disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool
 ) -> None:
@@ -73,6 +86,12 @@ def check_same(
                 f"({_first_change(began[name], now[name])}): "
                 f"put it back, or resume anyway: {resume_command(disk.path)} --force"
             )
+    # Runs of earlier versions did not record it
+    if not force and not _alike(began.get("frozen", now["frozen"]), now["frozen"]):
+        raise FedskewError(
+            f"{disk.path}: weights that are not trained are others than those that the run began with: put the file "
+            f"back that they came from, or resume anyway: {resume_command(disk.path)} --force"
+        )
     changed = []
     for name in ("fedskew", "python", "torch", "numpy", "platform", "device"):
         if began.get(name) != now[name]:
