@@ -12,14 +12,15 @@ run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
 	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seeds 0-4
 
+# Three processes on two cores: tests of servers and nodes mostly wait.
 test: $(VENV)/.dev check
 	@tools/browser
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
-	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs $(if $(PAGES),,-m "not pages")
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -q -rs $(if $(PAGES),,-m "not pages")
 
 # What a reader would run: the blocks of the documentation (CONTRIBUTING.md says which not), the site, the smallest version of every paper's tables.
 pages: $(VENV)/.dev
-	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs -m pages
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -q -rs -m pages
 
 # For the inner loop: without lint, types, coverage, and what the root conftest.py lists as slow.
 test-fast: $(VENV)/.dev
