@@ -8,18 +8,19 @@ everything that reads weights sees the adapted ones, the fast paths of PyTorch's
 """
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import Stream, substream
-from fedskew.core.trees import Tensors
+from fedskew.core.streams import Ints, Stream, substream
+from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import head_module
 from fedskew.models.parameters import load_weights
 
@@ -110,6 +111,7 @@ class AdapterLayout:
         trains_a: whether A is trained, or only B
         offset: whether the server adds to the fixed weights
         trains_r: whether an R between B and A is trained in place of these, which the server finds in the first round
+        ranks: of the clients, by their numbers and again from the start; where there are none, all have ``rank``
     """
 
     rank: int
@@ -119,6 +121,19 @@ class AdapterLayout:
     trains_a: bool = True
     offset: bool = False
     trains_r: bool = False
+    ranks: tuple[int, ...] = ()
+
+    def ranks_of(self, clients: Ints) -> Ints:
+        """Return the ranks of these clients."""
+        return self.dealt(self.ranks, clients)
+
+    def dealt(self, of_ranks: Sequence[int], clients: Ints) -> Ints:
+        """Return a number of each of these clients, from one for each of the ``ranks``.
+
+        >>> AdapterLayout(8, 16.0, ranks=(8, 2)).dealt([80, 20], np.arange(5)).tolist()
+        [80, 20, 80, 20, 80]
+        """
+        return np.array(of_ranks)[clients % len(self.ranks)]
 
     def applied(self, model: nn.Module, seed: int) -> nn.Module:
         """Put adapters into the model itself, and freeze all else; one that has adapters already stays as it is."""
@@ -205,6 +220,44 @@ def fresh_a(stream: Stream, like: Tensor) -> Tensor:
     drawn = torch.from_numpy(stream.uniform(like.numel())).view(like.shape)
     start: Tensor = (reach * (2 * drawn - 1)).to(like)
     return start
+
+
+def truncated(weights: Tensors, ranks: Ints) -> Tensors:
+    """Return the factors as clients of these ranks have them, stacked: rows of A and columns of B after these are 0.
+
+    Where both are 0, so are both gradients, and a local optimiser leaves them so.
+
+    >>> truncated({"lora_a": torch.ones(2, 1), "lora_b": torch.ones(1, 2)}, np.array([1]))["lora_b"]
+    tensor([[[1., 0.]]])
+    """
+    found: Tensors = {}
+    for prefix in adapters_of(weights):
+        a = weights[prefix + A]
+        has = within(ranks, a)
+        found[prefix + A] = torch.where(has[:, :, None], a, 0.0)
+        found[prefix + B] = torch.where(has[:, None], weights[prefix + B], 0.0)
+    return found
+
+
+def within(ranks: Ints, a: Tensor) -> Tensor:
+    """Return which rows of a factor A clients of these ranks have: client x row."""
+    rows = torch.arange(a.shape[-2], device=a.device)
+    return rows < torch.from_numpy(ranks).to(a.device)[:, None]
+
+
+def narrowed(tree: Tree, rank: int) -> Tree:
+    """Return what one client sends or receives, without the rows of A and the columns of B after its rank."""
+    found: Tree = {}
+    for part, tensors in tree.items():
+        found[part] = {}
+        for name, value in tensors.items():
+            kind = name.rpartition(".")[2]
+            if kind == A:
+                value = value[:rank]
+            elif kind == B:
+                value = value[:, :rank]
+            found[part][name] = value
+    return found
 
 
 def is_adapted(model: nn.Module) -> bool:
