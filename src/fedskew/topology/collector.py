@@ -15,6 +15,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, tensors_of
 from fedskew.engine.job import Updates
 from fedskew.fleet.clock import Flags
+from fedskew.models.low_rank import narrowed
 
 BUFFERS = "buffers"  # the part in which ``combine`` finds the clients' buffers
 
@@ -128,8 +129,17 @@ class UpdateCollector:
         if len(keep):
             weights = self.algorithm.weight(replace(valid.report, weights=self.weights))
             self._accumulate(valid, weights)
-        sent = self.algorithm.channel.bytes(_sent_by_first(updates))
-        return Arrived(report, valid.report.clients, valid.kept, sent)
+        return Arrived(report, valid.report.clients, valid.kept, self._bytes(updates))
+
+    def _bytes(self, updates: Updates) -> int | Ints:
+        """Return the bytes that each client of a stack sends."""
+        sent = _sent_by_first(updates)
+        channel = self.algorithm.channel
+        adapters = self.algorithm.adapters
+        if adapters is None or not adapters.ranks:
+            return channel.bytes(sent)
+        of_ranks = [channel.bytes(narrowed(sent, rank)) for rank in adapters.ranks]
+        return adapters.dealt(of_ranks, updates.report.clients)
 
     @property
     def added(self) -> Added:
@@ -289,7 +299,7 @@ def _divided(sums: Tree, total: float) -> Tree:
 
 
 def _sent_by_first(updates: Updates) -> Tree:
-    """Return what the first client of a stack sends; all others send as much."""
+    """Return what the first client of a stack sends; all others send as much, but for the ranks of their adapters."""
     sent: Tree = {}
     for part, tensors in {**updates.payload, BUFFERS: updates.buffers}.items():
         sent[part] = {name: value[0] for name, value in tensors.items()}

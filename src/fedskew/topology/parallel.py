@@ -14,15 +14,23 @@ from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree, rows_of
-from fedskew.engine.job import ANSWER, Start, Updates, prefixed
+from fedskew.engine.job import ANSWER, RECEIVED, Start, Updates, prefixed
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
+from fedskew.models.low_rank import truncated
 from fedskew.topology.client_rows import client_rows
 from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.context import RoundClients, RoundContext
 from fedskew.topology.outcome import RoundOutcome
 from fedskew.topology.participation import Assignment, Probed, Traffic
-from fedskew.topology.payload import NUMBERS, bytes_down, bytes_up, reported, reported_bytes
+from fedskew.topology.payload import (
+    NUMBERS,
+    bytes_by_rank,
+    bytes_down,
+    bytes_up,
+    reported,
+    reported_bytes,
+)
 from fedskew.topology.run_state import RunState
 from fedskew.topology.shards import train_and_add
 
@@ -117,6 +125,9 @@ class ParallelRounds:
         state = self.state
         sent_along = self.context.algorithm.broadcast(state.server_state)
         kept = {**self.clients.kept(plan.clients), **prefixed(answers, ANSWER)}
+        adapters = self.context.algorithm.adapters
+        if adapters is not None and adapters.ranks:
+            kept[RECEIVED] = truncated(state.params, adapters.ranks_of(plan.clients))
         return Start(state.params, state.buffers, sent_along, kept, lr)
 
     def collector(self) -> UpdateCollector:
@@ -219,13 +230,14 @@ class ParallelRounds:
         job = self.context.job
         down = bytes_down(self.context, self.state)
         up = bytes_up(self.context, self.state)
+        ranked = bytes_by_rank(self.context, self.state)
         if not has_batch_norm(job.model):
-            return Traffic(down, up, None)
+            return Traffic(down, up, None, ranked=ranked)
 
         def meeting(plan: Plan) -> Meeting:
             return exchange(job.model, job.algorithm.batchnorm, plan.steps, job.x.element_size())
 
-        return Traffic(down, up, meeting)
+        return Traffic(down, up, meeting, ranked=ranked)
 
     def _record_participation(
         self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None

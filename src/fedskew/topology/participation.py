@@ -47,7 +47,8 @@ class Traffic:
 
     ``meeting`` is None for a model without BatchNorm, whose clients exchange nothing. ``neighbours`` returns with how
     many others clients of a graph exchange so many bytes each; None where it is the server. With ``one_pass`` clients
-    go through their rows once for a gradient, and do not train.
+    go through their rows once for a gradient, and do not train. ``ranked`` returns what each client receives and sends
+    where they have adapters of different ranks; ``down`` and ``up`` are those of the largest.
     """
 
     down: int
@@ -55,9 +56,12 @@ class Traffic:
     meeting: Callable[[Plan], Meeting] | None
     neighbours: Callable[[Ints], Ints] | None = None
     one_pass: bool = False
+    ranked: Callable[[Ints], tuple[Ints, Ints]] | None = None
 
     def per_client(self, clients: Ints) -> tuple[Ints, Ints]:
         """Return the bytes that each of these clients receives and sends."""
+        if self.ranked is not None:
+            return self.ranked(clients)
         partners = np.ones_like(clients)
         if self.neighbours is not None:
             partners = self.neighbours(clients)
@@ -72,7 +76,7 @@ class Measured:
     sizes: Ints
     seconds: Floats
     late: Flags
-    down: int  # bytes that each of them received
+    down: Ints  # bytes that each of them received
     up: int  # bytes that each of them sent
 
 
@@ -112,7 +116,7 @@ class Assignment:
             return None
         rest = ~np.isin(self.measured.clients, self.plan.clients)
         arrays = {}
-        for name in ("clients", "sizes", "seconds", "late"):
+        for name in ("clients", "sizes", "seconds", "late", "down"):
             arrays[name] = getattr(self.measured, name)[rest]
         return replace(self.measured, **arrays)
 
@@ -336,10 +340,10 @@ class Participation:
         measured = probing.measured
         received, sent = traffic.per_client(plan.clients)
         down = np.full_like(plan.clients, NUMBER * len(config.numbers))
-        probe_down = 0
+        probe_down = np.zeros_like(down)
         probe_up = 0
         if measured:  # the model was sent with the probe
-            probe_down = measured.down
+            probe_down = received
             probe_up = measured.up
         else:
             down += received
@@ -389,7 +393,8 @@ class Participation:
         rows = _times(plan.batch, cost)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
-        transfer = transfer_seconds(machines, traffic.down, answers)
+        received, _ = traffic.per_client(plan.clients)
+        transfer = transfer_seconds(machines, received, answers)
         seconds = transfer + computing_seconds(machines, rows, steps)
         limit = np.inf
         if self.fleet.deadline is not None:
@@ -398,7 +403,7 @@ class Participation:
         waited = float(seconds.max())
         if late.any():
             waited = limit
-        return Measured(plan.clients, plan.sizes, seconds, late, traffic.down, answers), waited
+        return Measured(plan.clients, plan.sizes, seconds, late, received, answers), waited
 
     def _work(self, plan: Plan) -> Work:
         """Return the work of the clients of a plan; a personal model is trained on the same rows in addition."""

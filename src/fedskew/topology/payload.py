@@ -1,15 +1,17 @@
 """What a client will send after local training: its names, shapes and bytes, known before any client has trained."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from fedskew.algorithms.contract import Algorithm, View, overridden
+from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree, one_client, size_in_bytes, without
 from fedskew.engine.features import no_class_sums
 from fedskew.engine.job import CHOSEN, STATE, Job, candidates_of, number_of_candidates, parts
-from fedskew.models.low_rank import found_factors
+from fedskew.models.low_rank import found_factors, narrowed
 from fedskew.topology.collector import BUFFERS
 from fedskew.topology.context import RoundContext
 from fedskew.topology.participation import NUMBER
@@ -102,10 +104,11 @@ def reported_bytes(algorithm: Algorithm) -> int:
     return len(reported(algorithm)) * NUMBER
 
 
-def bytes_down(context: RoundContext, state: RunState) -> int:
+def bytes_down(context: RoundContext, state: RunState, rank: int | None = None) -> int:
     """Return the bytes that one client receives; weights in an answer are sent in place of the global ones.
 
-    Factors that the server finds are not among them: clients receive these once.
+    Factors that the server finds are not among them: clients receive these once. ``rank`` is that of the client's
+    adapters, where clients have different ones.
     """
     job = context.job
     answer = sample_answer(job.algorithm, state)
@@ -115,14 +118,34 @@ def bytes_down(context: RoundContext, state: RunState) -> int:
         if name not in elsewhere:
             weights[name] = value
     sent = {"weights": weights}
+    if rank is not None:
+        sent = narrowed(sent, rank)
     sent_along = job.algorithm.broadcast(state.server_state)
     return size_in_bytes(sent) + size_in_bytes(sent_along) + size_in_bytes(answer)
 
 
-def bytes_up(context: RoundContext, state: RunState) -> int:
+def bytes_up(context: RoundContext, state: RunState, rank: int | None = None) -> int:
     """Return the bytes that one client will send; the clock needs them before training to find late clients."""
     payload = sample_payload(context, state)
+    if rank is not None:
+        payload = narrowed(payload, rank)
     return context.algorithm.channel.bytes(payload) + reported_bytes(context.algorithm)
+
+
+def bytes_by_rank(
+    context: RoundContext, state: RunState
+) -> Callable[[Ints], tuple[Ints, Ints]] | None:
+    """Return what gives the bytes that each client receives and sends, by their ranks; None where all have the same."""
+    adapters = context.algorithm.adapters
+    if adapters is None or not adapters.ranks:
+        return None
+    down = [bytes_down(context, state, rank) for rank in adapters.ranks]
+    up = [bytes_up(context, state, rank) for rank in adapters.ranks]
+
+    def of_clients(clients: Ints) -> tuple[Ints, Ints]:
+        return adapters.dealt(down, clients), adapters.dealt(up, clients)
+
+    return of_clients
 
 
 class _Ones(dict[str, torch.Tensor]):
