@@ -152,6 +152,7 @@ def test_options_that_change_only_the_models_of_clients(lab, methods: list[str])
             [0, 1],
         ),  # the model is that of seed 0 for both, and A is trained
         (["fedavg + flora:rank=2"], [0, 1]),
+        (["fedavg + flora:rank=2,ranks=2+1"], [0, 1]),
         (["fedavg + ffa-lora:rank=2"], []),  # A is frozen, and each seed has its own
         (["fedavg + lora:rank=2,alpha=2", "fedavg + lora:rank=2,alpha=8"], [0, 1, 2, 3]),
         (["fedprox:mu=0.1 + lora:rank=2", "fedprox:mu=1 + lora:rank=2"], [0, 1, 2, 3]),

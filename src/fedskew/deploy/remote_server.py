@@ -263,6 +263,9 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
         "nodes receive all that the server sets in every round, and the factors of fed-sb would travel once": (
             begins_with_gradients(algorithm)
         ),
+        "nodes send and receive adapters of the largest rank, and clients of smaller ranks would send less": (
+            algorithm.adapters is not None and bool(algorithm.adapters.ranks)
+        ),
         "thresholds need the predictions for all rows in one place": (
             settings.thresholds is not None
         ),

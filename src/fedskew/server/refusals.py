@@ -29,6 +29,7 @@ from fedskew.engine.job import CANDIDATES, Job, initial_weights
 from fedskew.engine.sharing import WHOLE
 from fedskew.fleet.machines import Fleet
 from fedskew.models.layout import head_module
+from fedskew.models.low_rank import low_rank_names
 from fedskew.models.parameters import trainable
 from fedskew.server.calibration import ends_in_head
 from fedskew.tasks.task import BuiltIn, Task
@@ -151,6 +152,7 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
     _check_schedule(job, settings)
     _check_aggregation(job, per_round)
     _check_adaptation(job)
+    _check_ranks(job)
     _check_linear_head(job)
     _check_several_models(job, per_round)
     _check_choice_of_model(algorithm)
@@ -384,6 +386,17 @@ def _check_memory(job: Job, per_round: int) -> None:
         raise FedskewError(
             f"{job.algorithm.label()} keeps models of all {clients} clients on the server, {size:.1f} GiB, and at most "
             f"{SERVER_MEMORY} are allowed: use fewer clients, a smaller model, or ifca, which keeps a few models"
+        )
+
+
+def _check_ranks(job: Job) -> None:
+    """Raise an error if clients keep adapters that are to have the ranks with which they are sent."""
+    adapters = job.algorithm.adapters
+    kept = sorted(low_rank_names(job.local_names))
+    if adapters is not None and adapters.ranks and kept:
+        raise FedskewError(
+            f"{job.algorithm.label()}: {kept[0]} stays with its client, and ranks are those of adapters that are sent: "
+            "leave ranks out"
         )
 
 

@@ -139,6 +139,8 @@ def clients_in_any_order(lab: Lab) -> Passed:
         )
     if lab.on_graph():
         raise NotApplicableError("clients have their places on the graph by their numbers")
+    if lab.has_ranks():
+        raise NotApplicableError("clients have the ranks of their adapters by their numbers")
     usual = lab.federation()
     old_number = Stream(0, "conformance order").permutation(len(SIZES))
     relabelled = lab.federation([usual.partition.of(int(client)) for client in old_number])

@@ -296,6 +296,11 @@ class Lab:
         """Return whether there are edge servers between clients and the cloud."""
         return isinstance(self.fresh().topology(0), EdgeServers)
 
+    def has_ranks(self) -> bool:
+        """Return whether the numbers of clients decide which ranks their adapters have."""
+        adapters = self.fresh().adapters
+        return adapters is not None and bool(adapters.ranks)
+
     def begins_with_gradients(self) -> bool:
         """Return whether clients do not train in the first round."""
         return begins_with_gradients(self.fresh())

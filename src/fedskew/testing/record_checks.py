@@ -75,27 +75,25 @@ def _stored(server: Server) -> bytes:
 
 def bytes_are_counted(lab: Lab) -> Passed:
     """Check that the traffic in the table of rounds equals the size of what the hooks return, tensor by tensor."""
-    if lab.scheduled():
-        raise NotApplicableError("the model itself is passed on, no hook returns what is sent")
-    if lab.on_graph():
-        raise NotApplicableError(
-            "a model is sent to each neighbour, and how many there are differs"
-        )
-    if lab.has_edges():
-        raise NotApplicableError("edge servers and the cloud exchange models as well")
-    if lab.begins_with_gradients():
-        raise NotApplicableError(
-            "a first round sends gradients, which no hook of the method returns"
-        )
     calibrator = lab.fresh().calibrator
-    if type(lab.fresh().channel) is not Channel:
-        raise NotApplicableError(
-            "clients send something shorter than what the hook payload returns"
-        )
-    if calibrator and calibrator.every:
-        raise NotApplicableError(
-            "in some rounds all clients send class statistics in addition to what hooks return"
-        )
+    reasons = {
+        "the model itself is passed on, no hook returns what is sent": lab.scheduled(),
+        "a model is sent to each neighbour, and how many there are differs": lab.on_graph(),
+        "edge servers and the cloud exchange models as well": lab.has_edges(),
+        "a first round sends gradients, which no hook of the method returns": (
+            lab.begins_with_gradients()
+        ),
+        "clients send something shorter than what the hook payload returns": (
+            type(lab.fresh().channel) is not Channel
+        ),
+        "clients of smaller ranks send and receive less than what hooks return": lab.has_ranks(),
+        "in some rounds all clients send class statistics in addition to what hooks return": (
+            calibrator is not None and bool(calibrator.every)
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise NotApplicableError(reason)
     details = []
     for scene in lab.scenes(MERGED, LOCAL):
         up, down = _bytes_per_client(lab, scene)
