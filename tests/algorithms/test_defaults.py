@@ -143,7 +143,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "q-fedavg": {"weights": None, "q": 1.0},
     "lora": LORA,
     "ffa-lora": LORA,
-    "flora": LORA,
+    "flora": {**LORA, "ranks": None},
     "fedex-lora": LORA,
     "fedsa-lora": LORA,
     "fed-sb": {**LORA, "rank": 16},
