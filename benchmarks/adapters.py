@@ -22,6 +22,7 @@ from fedskew.models.build import build
 ROUNDS, EARLY = 30, 10
 TUNED = 3  # seeds of which the learning rate is chosen
 RATES = (0.3, 0.1, 0.03, 0.01)
+RANKS = "16+8+4+4+2+2+1+1+1+1"  # a quarter of those in the paper of FLoRA
 METHODS = {
     "all weights, not pretrained": "fedavg",
     "all weights": "fedavg",
@@ -29,6 +30,9 @@ METHODS = {
     "lora": "fedavg + lora:rank=4",
     "ffa-lora": "fedavg + ffa-lora:rank=4",
     "flora": "fedavg + flora:rank=4",
+    "flora, rank 1": "fedavg + flora:rank=1,alpha=4",
+    "flora, ranks 16 to 1": f"fedavg + flora:rank=16,alpha=64,ranks={RANKS}",
+    "flora, rank 16": "fedavg + flora:rank=16,alpha=64",
     "fedex-lora": "fedavg + fedex-lora:rank=4",
     "fed-sb": "fedavg + fed-sb:rank=4,alpha=4",
     "fed-sb, rank 16": "fedavg + fed-sb:rank=16,alpha=16",
