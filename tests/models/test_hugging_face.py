@@ -137,3 +137,26 @@ def test_a_model_without_padding_is_refused_by_the_name_of_its_setting(tmp_path:
     with pytest.raises(FedskewError, match="Set pad_token_id in its config"):
         build(f"hf:path={tmp_path / 'None'}", (12,), CLASSES, seed=0)
     build(f"hf:path={tmp_path / '0'}", (12,), CLASSES, seed=0)
+
+
+# moon and fedsam run the model in hooks, q-fedavg and fed-sb on all rows, and transformers branches on a mask
+@pytest.mark.parametrize(
+    "algorithm",
+    ["moon:mu=1", "fedsam", "q-fedavg", "fedproto", "fedavg + fed-sb:rank=2,target=query"],
+)
+def test_methods_that_run_it_beside_the_steps(tmp_path: Path, algorithm: str):
+    folder = text_folder(tmp_path)
+    losses = []
+    for engine in ("loop", "stacked"):
+        run = fs.train(
+            fs.split(texts(), "iid", clients=3),
+            f"hf:path={folder}",
+            algorithm,
+            rounds=2,
+            engine=engine,
+            dtype="float64",
+            device="cpu",
+            folder=False,
+        )
+        losses.append(run.rounds["local_loss"].to_numpy())
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)

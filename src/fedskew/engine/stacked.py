@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedskew.algorithms.contract import Algorithm, overridden
 from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.masked import maskable
 from fedskew.batchnorm.shared import clients_share
@@ -127,7 +128,8 @@ class Stacked:
     def _one_by_one(self, job: Job, start: Start, plan: Plan, cost: Cost) -> Iterator[Updates]:
         """Yield clients one by one in the plan's order; on a CPU each in a thread of its own, as many as there are."""
         shared = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-        if shared or job.x.device.type != "cpu":
+        hooks_fail = hooks_run_models(job.algorithm) and not can_be_stacked(job.model, job.x)
+        if shared or hooks_fail or job.x.device.type != "cpu":
             yield from Loop().train(job, start, plan)
             return
         channels_last = job.x.dim() == 4 and cost.channels_last()
@@ -253,6 +255,15 @@ class Stacked:
         if job.x.device.type == "cpu" and not cost.stacking_pays(clients):
             return False
         return can_be_stacked(job.model, job.x)
+
+
+def hooks_run_models(algorithm: Algorithm) -> bool:
+    """Return whether a method has the model run on rows beside the steps: the hooks of a stack do so under ``vmap``."""
+    measured = {"loss_before", "loss_after", "full_gradient", "class_features", "candidate_losses"}
+    if measured & algorithm.requires:
+        return True
+    hooks = ("on_receive", "objective", "correct_gradients")
+    return any(overridden(algorithm, hook) for hook in hooks)
 
 
 _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
