@@ -410,7 +410,8 @@ def test_another_model_or_method_is_refused_unless_forced(tmp_path: Path):
     ):
         fs.resume(folder, fed=fed, model=other)
     with pytest.raises(
-        fs.FedskewError, match=r"the algorithm is not the one .*\(options was .* and is .*--force"
+        fs.FedskewError,
+        match=r"the algorithm is not the one .*\(options was .* and is .*model=..., force=True\)",
     ):
         fs.resume(folder, fed=fed, model=first, algorithm=fs.FedProx(mu=0.5))
     with pytest.raises(
@@ -442,6 +443,23 @@ def test_other_frozen_weights_are_refused_unless_forced(tmp_path: Path):
     with pytest.raises(fs.FedskewError, match="weights that are not trained are others than those"):
         fs.resume(folder, fed=fed, model=model)
     assert fs.resume(folder, fed=fed, model=model, force=True).summary["rounds"] == 3
+
+
+def test_an_interrupted_run_of_python_objects_says_how_it_goes_on(tmp_path: Path):
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+
+    def stop(result: Any, rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    settings = {"rounds": 3, "callbacks": stop, "device": "cpu"}
+    with pytest.raises(
+        Interrupted, match=r"resume with: fedskew.resume\('.*own', model=...\) in Pyt"
+    ):
+        fs.train(
+            fed, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), folder=tmp_path / "own", **settings
+        )
+    with pytest.raises(Interrupted, match=r"resume with: fedskew resume .*named"):
+        fs.train(fed, "logreg", folder=tmp_path / "named", **settings)
 
 
 def test_what_changed_around_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

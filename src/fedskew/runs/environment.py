@@ -14,7 +14,8 @@ import torch
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import imported, place
 from fedskew.models.parameters import frozen
-from fedskew.runs.folder import FORMAT, RunFolder, resume_command
+from fedskew.runs.folder import FORMAT, RunFolder
+from fedskew.runs.recorded_config import how_to_resume
 from fedskew.server.server import Server
 
 
@@ -84,13 +85,13 @@ def check_same(
             raise FedskewError(
                 f"{disk.path}: the {name} is not the one that the run began with "
                 f"({_first_change(began[name], now[name])}): "
-                f"put it back, or resume anyway: {resume_command(disk.path)} --force"
+                f"put it back, or resume anyway: {how_to_resume(disk, force=True)}"
             )
     # Runs of earlier versions did not record it
     if not force and not _alike(began.get("frozen", now["frozen"]), now["frozen"]):
         raise FedskewError(
             f"{disk.path}: weights that are not trained are others than those that the run began with: put the file "
-            f"back that they came from, or resume anyway: {resume_command(disk.path)} --force"
+            f"back that they came from, or resume anyway: {how_to_resume(disk, force=True)}"
         )
     changed = []
     for name in ("fedskew", "python", "torch", "numpy", "platform", "device"):

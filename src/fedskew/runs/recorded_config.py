@@ -7,7 +7,7 @@ from typing import Any
 from fedskew.core.config import Settings, read_file
 from fedskew.core.errors import FedskewError
 from fedskew.runs import folder as on_disk
-from fedskew.runs.folder import RunFolder
+from fedskew.runs.folder import RunFolder, resume_command
 
 FROM_PYTHON = "from-python"  # placeholder in a configuration for a Python object
 
@@ -22,6 +22,21 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
                 f"{path} does not say which {name}: put the line back or start a new run"
             )
     return config
+
+
+def how_to_resume(disk: RunFolder, force: bool = False) -> str:
+    """Return the command that resumes a run, or the call where parts of the run were Python objects."""
+    config = read_config(disk)
+    given = {}
+    for name in ("data", "skew", "model", "algorithm", "task"):
+        if from_python(config.get(name)):
+            given[{"data": "fed", "skew": "fed"}.get(name, name)] = "..."
+    if not given or (disk.path / on_disk.OF_NODES).exists():
+        return resume_command(disk.path) + " --force" * force
+    if force:
+        given["force"] = "True"
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"fedskew.resume({str(disk.path)!r}, {arguments}) in Python"
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:

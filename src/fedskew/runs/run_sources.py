@@ -242,7 +242,7 @@ class OnDisk:
         if from_python(self.config["model"]) or "shape" not in self._environment:
             raise FedskewError(
                 f"{self.disk.path}: its model cannot be built from the folder alone: build it, and load the tensors "
-                "in weights"
+                "in run.weights"
             )
         model = self._initial_model(0)
         self._load_all(model)

@@ -16,6 +16,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback, CallbackSpec
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.recorded_config import how_to_resume
 from fedskew.server.scorer import RoundResult
 from fedskew.server.server import Server
 from fedskew.transport.group import WorkerLostError
@@ -216,7 +217,7 @@ def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
 def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
     done = f"interrupted after round {server.round} of {server.settings.rounds}"
     if disk:
-        return f"{done}; resume with: {on_disk.resume_command(disk.path)}"
+        return f"{done}; resume with: {how_to_resume(disk)}"
     return done
 
 
