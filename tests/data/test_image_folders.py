@@ -256,3 +256,13 @@ def test_lazy_images_that_cannot_be_read_are_refused_by_their_path(photos: Path)
     odd = load(f"images:path={photos},scale=unit,lazy=true,test=0.25")
     with pytest.raises(FedskewError, match=r"\.(jpg|png) is 12x\d+, others are 12x\d+: give size="):
         odd.train.x[:]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_images_of_more_than_8_bits_are_refused(photos: Path, lazy: bool) -> None:
+    deep = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
+    last = sorted(photos.rglob("*.png"))[0]
+    Image.fromarray(deep).save(last)
+    options = f"size=8,test_path={photos},lazy={lazy}"
+    with pytest.raises(FedskewError, match=rf"{last.name} has pixels of more than 8 bits \(mode I"):
+        fs.load(f"images:path={photos},{options}")

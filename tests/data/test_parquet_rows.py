@@ -199,7 +199,7 @@ HOLES = FRAME.dose.where(FRAME.index != 47).astype("Float32")
         (
             bad(city="Bonn"),
             "",
-            "column 'city' holds .*string, not numbers: leave it out .drop=city",
+            "column 'city' holds .*string, no floats or whole numbers: convert it .*drop=city",
         ),
         (bad(when=pd.Timestamp("2026-01-01")), "", "column 'when' holds timestamp"),
         (bad(kind=FRAME.outcome.astype("category")), "", "column 'kind' holds dictionary"),
@@ -217,6 +217,13 @@ def test_refusals(tmp_path: Path, frame: pd.DataFrame, options: str, message: st
     path = written(tmp_path, frame)
     with pytest.raises(FedskewError, match=message):
         fs.load(f"{path}:label=outcome,lazy=true{options}")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path):
+    table = pyarrow.table([[1.0, 2.0], [3.0, 4.0], [0, 1]], names=["dose", "dose", "outcome"])
+    pyarrow.parquet.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(FedskewError, match="column 'dose' is there twice: rename one"):
+        fs.load(tmp_path / "twice.parquet", label="outcome", lazy=True)
 
 
 def test_nan_is_refused_by_its_row_when_it_is_read(tmp_path: Path):

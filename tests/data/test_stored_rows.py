@@ -606,3 +606,11 @@ def test_a_file_that_is_deleted_stays_readable(file: Path):
     fed = fs.split((x, Y), "iid", 3)
     file.unlink()
     assert len(fs.train(fed, "logreg", **TRAINING).rounds) == 1
+
+
+def test_a_sample_sees_what_alternates():
+    x = np.zeros((8192, 1), dtype=np.float32)
+    x[1::2] = 1
+    rows = stored_rows.stored("mine", Counted(x))
+    assert 0.47 < rows.sample(4096).mean() < 0.53
+    assert rows.sample(9000).shape == x.shape

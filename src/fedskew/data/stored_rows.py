@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import OpenFile
-from fedskew.core.streams import Ints
+from fedskew.core.streams import Ints, Stream
 from fedskew.data.schema import Features, Scaling
 
 MOST_WHOLE = 1 << 30  # bytes of float32 that all rows may take where a step needs them together
@@ -257,13 +257,22 @@ class StoredRows:
         raise FedskewError(f"{self.name}: row {numbers[place]} holds {what}: clean it")
 
     def sample(self, most: int) -> NDArray[Any]:
-        """Return at most so many rows as they are stored, at even steps."""
-        return self.raw(_at_even_steps(len(self), most))
+        """Return at most so many rows as they are stored: one of each of as many stretches, drawn at random.
+
+        Rows at even steps would miss half of what alternates.
+        """
+        rows = len(self)
+        count = min(rows, most)
+        chosen: Ints = np.arange(count)
+        if count < rows:
+            drawn = chosen + Stream(0, "sample").uniform(count)
+            chosen = (drawn * (rows / count)).astype(np.int64)
+        return self.raw(chosen)
 
     def fingerprint(self) -> bytes:
         """Return bytes that tell these rows from others by shape, type, scaling and a few hundred rows."""
         facts = repr((self.shape, self.stored.str, self.scaling))
-        values = np.ascontiguousarray(self.sample(_SAMPLED))
+        values = np.ascontiguousarray(self.raw(_at_even_steps(len(self), _SAMPLED)))
         return facts.encode() + values.tobytes()
 
     def _numbers(self, index: Ints) -> Ints:

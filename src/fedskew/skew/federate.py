@@ -1,5 +1,6 @@
 """Building a federation: read a data set and partition it into clients."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,8 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
+    if isinstance(spec, os.PathLike):
+        spec = os.fspath(spec)
     if has_named_columns(spec):
         unused = sorted(set(options) - {"label", "group"})
         if unused:

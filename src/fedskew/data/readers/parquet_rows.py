@@ -147,10 +147,10 @@ class ParquetRows:
     ) -> None:
         """Raise an error for a row without a value; it has ``each`` of the cells."""
         row = self._first(number) + int(np.argmax(missing)) // each
-        raise FedskewError(
-            f"{self.path}: column {column!r} has no value in row {row}: fill it, or load the file without lazy=true, "
-            "which fills columns of numbers"
-        )
+        fix = "fill it in the file"
+        if not self.of_lists:
+            fix += ", or load the file without lazy=true, which fills columns of numbers"
+        raise FedskewError(f"{self.path}: column {column!r} has no value in row {row}: {fix}")
 
     def _refuse_large_groups(self, sizes: Sequence[int]) -> None:
         """Raise an error for a row group that does not fit into memory."""
@@ -187,7 +187,12 @@ def open_parquet(path: Path) -> Any:
         if file.read(4) != b"PAR1":
             raise FedskewError(f"{path} is not a Parquet file, which lazy=true needs: convert it")
     with _decoding(path, "its description"):
-        return parquet.ParquetFile(path, page_checksum_verification=True)
+        opened = parquet.ParquetFile(path, page_checksum_verification=True)
+    names = opened.schema_arrow.names
+    for name in names:
+        if names.count(name) > 1:
+            raise FedskewError(f"{path}: column {name!r} is there twice: rename one or take it out")
+    return opened
 
 
 def columns_at_once(path: Path, columns: Sequence[str]) -> "Frame":
@@ -236,8 +241,8 @@ def _need_numbers(path: Path, field: Any) -> None:
     """Raise an error for a column that is no feature as it is stored."""
     if number_type(field.type) is None:
         raise FedskewError(
-            f"{path}: column {field.name!r} holds {field.type}, not numbers: leave it out (drop={field.name}), "
-            "encode it in the file, or load the file without lazy=true"
+            f"{path}: column {field.name!r} holds {field.type}, no floats or whole numbers: convert it in the file "
+            f"(astype(float)), leave it out of the features (drop={field.name}), or load the file without lazy=true"
         )
 
 

@@ -263,7 +263,10 @@ def mapped_x(path: Path) -> Any:
     if not path.is_dir():
         return _map(path)
     if not (path / "x.npy").exists():
-        raise FedskewError(f"{path} has no x.npy: give an NPZ file with x, or a folder with x.npy")
+        raise FedskewError(
+            f"{path} has no x.npy: give an NPZ file with x, or a folder with x.npy (images as rows of pixels from 0 to "
+            "255, channels first, in the size of training)"
+        )
     return _map(path / "x.npy")
 
 
@@ -273,7 +276,11 @@ def _map(file: Path) -> Any:
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)
         except ValueError as problem:
-            raise FedskewError(f"{file} is not an array of numbers or text: {problem}") from None
+            # NumPy takes any other file for pickled data, and says how to trust it
+            reason = str(problem)
+            if "allow_pickle" in reason or "pickled" in reason:
+                reason = "it is no NPY file, or holds Python objects"
+            raise FedskewError(f"{file} is not an array of numbers or text: {reason}") from None
 
 
 def read_table(

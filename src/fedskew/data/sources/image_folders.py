@@ -24,6 +24,7 @@ from fedskew.data.stored_rows import AnyRows, StoredRows
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _QUIET = logging.NullHandler()  # for Pillow, which otherwise prints what it also raises
 _MOST_PIXELS = 64_000_000  # of one image
+_DEEP = ("I", "F")  # Pillow's names of images of 32 bits
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
 
@@ -353,6 +354,15 @@ def _rows(
     return Rows(x, y, numbers_of([picture.group for picture in pictures], groups))
 
 
+def _refuse_deep(path: Path, mode: str) -> None:
+    """Raise an error for an image whose numbers do not fit into bytes."""
+    if mode in _DEEP or mode.startswith("I;16"):
+        raise FedskewError(
+            f"{path} has pixels of more than 8 bits (mode {mode}), which would be cut off at 255: convert it to 8 "
+            "bits, or give arrays (a folder with x.npy)"
+        )
+
+
 def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
     from PIL import Image
 
@@ -367,6 +377,7 @@ def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
                         f"{path} is {image.width}x{image.height}, more than {_MOST_PIXELS:,} pixels: scale it down "
                         "first"
                     )
+                _refuse_deep(path, image.mode)
                 converted = image.convert(mode)
                 if size and converted.size != (size, size):
                     converted = converted.resize((size, size), Image.Resampling.LANCZOS)
