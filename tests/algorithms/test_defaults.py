@@ -146,7 +146,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "flora": {**LORA, "ranks": None},
     "fedex-lora": LORA,
     "fedsa-lora": LORA,
-    "fed-sb": {**LORA, "rank": 16},
+    "fed-sb": {**LORA, "rank": 16, "alpha": None},
     "quantize": {"bits": 8},
     "scaffold": {"weights": None, "option": "II", "server_lr": 1.0},
     "sfl": {},
