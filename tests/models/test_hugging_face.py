@@ -64,21 +64,29 @@ def test_the_weights_are_those_of_the_folder_and_padding_is_not_seen(tmp_path: P
     torch.testing.assert_close(model(x), short, rtol=0, atol=1e-6)
 
 
-def test_both_engines_train_it_and_agree(tmp_path: Path):
+def losses_of(folder: Path, algorithm: str, engine: str) -> np.ndarray:
+    """Return the losses of local training in two rounds."""
+    run = fs.train(
+        fs.split(texts(), "iid", clients=3),
+        f"hf:path={folder}",
+        algorithm,
+        rounds=2,
+        engine=engine,
+        dtype="float64",
+        device="cpu",
+        folder=False,
+    )
+    return run.rounds["local_loss"].to_numpy()
+
+
+# moon runs the model in a hook, fed-sb on all rows, and transformers branches on a mask
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "moon:mu=1", "fedavg + fed-sb:rank=2,target=query"]
+)
+def test_both_engines_train_it_and_agree(tmp_path: Path, algorithm: str):
     folder = text_folder(tmp_path)
-    losses = []
-    for engine in ("loop", "stacked"):
-        run = fs.train(
-            fs.split(texts(), "iid", clients=3),
-            f"hf:path={folder}",
-            rounds=2,
-            engine=engine,
-            dtype="float64",
-            device="cpu",
-            folder=False,
-        )
-        losses.append(run.rounds["train_loss"].to_numpy())
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    plain, stacked = (losses_of(folder, algorithm, engine) for engine in ("loop", "stacked"))
+    np.testing.assert_allclose(stacked, plain, rtol=1e-9)
 
 
 def test_a_head_for_other_classes_is_new_and_trained_alone(tmp_path: Path):
@@ -137,26 +145,3 @@ def test_a_model_without_padding_is_refused_by_the_name_of_its_setting(tmp_path:
     with pytest.raises(FedskewError, match="Set pad_token_id in its config"):
         build(f"hf:path={tmp_path / 'None'}", (12,), CLASSES, seed=0)
     build(f"hf:path={tmp_path / '0'}", (12,), CLASSES, seed=0)
-
-
-# moon and fedsam run the model in hooks, q-fedavg and fed-sb on all rows, and transformers branches on a mask
-@pytest.mark.parametrize(
-    "algorithm",
-    ["moon:mu=1", "fedsam", "q-fedavg", "fedproto", "fedavg + fed-sb:rank=2,target=query"],
-)
-def test_methods_that_run_it_beside_the_steps(tmp_path: Path, algorithm: str):
-    folder = text_folder(tmp_path)
-    losses = []
-    for engine in ("loop", "stacked"):
-        run = fs.train(
-            fs.split(texts(), "iid", clients=3),
-            f"hf:path={folder}",
-            algorithm,
-            rounds=2,
-            engine=engine,
-            dtype="float64",
-            device="cpu",
-            folder=False,
-        )
-        losses.append(run.rounds["local_loss"].to_numpy())
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
