@@ -32,7 +32,10 @@ def how_to_resume(disk: RunFolder, force: bool = False) -> str:
         if from_python(config.get(name)):
             given[{"data": "fed", "skew": "fed"}.get(name, name)] = "..."
     if not given or (disk.path / on_disk.OF_NODES).exists():
-        return resume_command(disk.path) + " --force" * force
+        command = resume_command(disk.path)
+        if force:
+            command += " --force"
+        return command
     if force:
         given["force"] = "True"
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
